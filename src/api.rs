@@ -1,0 +1,1 @@
+//! Transports: gRPC and REST. Both share every validator and the one table from errors to status.

@@ -1,0 +1,1 @@
+//! Puts the parts together: the process from start to drain.

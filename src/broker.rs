@@ -1,0 +1,435 @@
+//! The broker port: what the connector needs from a store of resources and message queues.
+//!
+//! Two engines stand behind it. The port knows neither gRPC, HTTP nor JSON. Calls are batch-shaped, times are
+//! milliseconds since the epoch by the broker's own clock, and every answer that confirms something holds after a crash
+//! within the configured durability.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::{Notify, broadcast};
+
+use crate::model::{EncodedMessage, RetryPolicy};
+
+// ---------------------------------------------------------------------------------------------------------------- errors
+
+/// Why the broker did not do what was asked. The text is for the log; the connector chooses what callers see.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BrokerError {
+    /// The store can't be reached or is still recovering. Nothing is known to have changed; a repeat is safe.
+    #[error("broker unavailable: {0}")]
+    Unavailable(String),
+    /// There is no room for more messages (disk full, Redis out of memory). Nothing changed.
+    #[error("broker full: {0}")]
+    Full(String),
+    /// The topic, queue or snapshot of this name and incarnation does not exist.
+    #[error("no such topic, queue or snapshot")]
+    Gone,
+    /// The record exists already, or its version is not the expected one.
+    #[error("record conflict: current version {0}")]
+    Conflict(u64),
+    /// The caller's view of the topic's subscriptions is out of date: read the records again and repeat.
+    #[error("stale route")]
+    Stale,
+    /// Stored data is damaged or of an unknown format.
+    #[error("stored data damaged: {0}")]
+    Damaged(String),
+}
+
+// --------------------------------------------------------------------------------------------------------------- records
+
+/// Kinds of stored resource records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub enum Kind {
+    Topic,
+    Subscription,
+    Snapshot,
+    Schema,
+    /// An access policy, named by the full name of its resource.
+    Policy,
+    /// Anything the server keeps for itself, such as signing keys.
+    System,
+}
+
+/// A stored resource record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Full resource name.
+    pub name: String,
+    /// Grows by at least one with every write of this name, also across delete and re-creation.
+    pub version: u64,
+    pub body: Bytes,
+}
+
+/// The version a record must have for a change to be carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// There is no such record.
+    Absent,
+    /// There is one, of this version.
+    Version(u64),
+}
+
+/// One atomic change of one record together with its effect on the queues.
+#[derive(Debug, Clone)]
+pub struct Change {
+    pub kind: Kind,
+    /// Full resource name.
+    pub name: String,
+    pub expect: Expect,
+    /// The new body; `None` deletes the record.
+    pub body: Option<Bytes>,
+    pub effect: Effect,
+}
+
+/// What a record's change means for the queues.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    None,
+    /// Creates the topic's message log or changes its retention.
+    OpenTopic(TopicConfig),
+    /// Forgets the topic's log; queues keep what they have.
+    CloseTopic(TopicRef),
+    /// Creates the queue, attached to its topic from now on, or changes its configuration.
+    OpenQueue(QueueConfig),
+    /// Drops the queue's backlog and stops further appends; the queue stays known.
+    DetachQueue(QueueRef),
+    /// Forgets the queue.
+    CloseQueue(QueueRef),
+    /// Copies the queue's acknowledgement state under the snapshot's incarnation.
+    TakeSnapshot {
+        snapshot: u64,
+        queue: QueueRef,
+    },
+    /// Forgets the copy.
+    DropSnapshot {
+        snapshot: u64,
+        topic: TopicRef,
+    },
+}
+
+/// A topic as the broker knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TopicRef {
+    /// `project/id`, the part of the channel name between the braces.
+    pub channel: Arc<str>,
+    pub incarnation: u64,
+}
+
+/// A queue as the broker knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct QueueRef {
+    /// `project/id`, the part of the channel name between the braces.
+    pub channel: Arc<str>,
+    pub incarnation: u64,
+}
+
+/// Settings of a topic's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopicConfig {
+    pub topic: TopicRef,
+    /// How long messages stay for seeking whatever the queues do; `None` keeps none.
+    pub retention_ms: Option<u64>,
+}
+
+/// Settings of a queue that the engine itself acts on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueConfig {
+    pub queue: QueueRef,
+    pub topic: TopicRef,
+    pub ordered: bool,
+    pub exactly_once: bool,
+    pub retry: Option<RetryPolicy>,
+    /// Delivery attempts before a message becomes a dead letter; `None` without a dead-letter policy.
+    pub max_delivery_attempts: Option<u32>,
+    pub retention_ms: u64,
+    pub retain_acked: bool,
+}
+
+/// Something happened that other parts want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A record was written or deleted, perhaps by another node.
+    RecordChanged { kind: Kind, name: String },
+    /// Messages of this queue wait to be forwarded to the dead-letter topic.
+    DeadLetters(QueueRef),
+    /// Anything may have changed: drop what is remembered and read again.
+    Reset,
+}
+
+// ------------------------------------------------------------------------------------------------------------ publishing
+
+/// Messages for one topic and the queues that take them.
+#[derive(Debug, Clone)]
+pub struct Append {
+    pub topic: TopicRef,
+    pub messages: Vec<EncodedMessage>,
+    /// The queues attached to the topic as the caller knows them.
+    pub targets: Vec<Target>,
+    /// Version of the [`Route`] the caller used; the engine answers [`BrokerError::Stale`] when it is out of date.
+    pub route_version: u64,
+}
+
+/// One queue of an append.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub queue: QueueRef,
+    /// Indexes of the messages that the queue's filter keeps out, ascending. They never become backlog.
+    pub filtered: Vec<u32>,
+}
+
+/// The queues attached to a topic.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Route {
+    /// Grows whenever a queue is attached or taken away.
+    pub version: u64,
+    /// Full names of the subscriptions, sorted.
+    pub subscriptions: Vec<String>,
+}
+
+/// What an append assigned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Appended {
+    /// One id a message, in order; the wire form is the decimal number.
+    pub message_ids: Vec<u64>,
+    /// The publish time all of them share.
+    pub publish_time_ms: u64,
+}
+
+// --------------------------------------------------------------------------------------------------------------- leasing
+
+/// One consumer: a StreamingPull stream, a Pull call or a push worker. The engine counts what the consumer holds and
+/// signals when there may be more to lease.
+#[derive(Debug)]
+pub struct Session {
+    /// Unique on this node and, mixed with the node id, in the cluster.
+    pub id: u64,
+    outstanding_messages: AtomicI64,
+    outstanding_bytes: AtomicI64,
+    wake: Notify,
+}
+
+impl Session {
+    pub fn new(id: u64) -> Arc<Self> {
+        Arc::new(Self { id, outstanding_messages: AtomicI64::new(0), outstanding_bytes: AtomicI64::new(0), wake: Notify::new() })
+    }
+
+    /// Messages leased to this session and not yet settled, returned or expired.
+    pub fn outstanding_messages(&self) -> u64 {
+        self.outstanding_messages.load(Ordering::Acquire).max(0) as u64
+    }
+
+    /// Encoded bytes of those messages.
+    pub fn outstanding_bytes(&self) -> u64 {
+        self.outstanding_bytes.load(Ordering::Acquire).max(0) as u64
+    }
+
+    /// For engines: counts leased messages in.
+    pub fn charge(&self, messages: usize, bytes: u64) {
+        self.outstanding_messages.fetch_add(messages as i64, Ordering::AcqRel);
+        self.outstanding_bytes.fetch_add(bytes as i64, Ordering::AcqRel);
+    }
+
+    /// For engines: counts settled, returned or expired messages out and wakes the session, whose budget has grown.
+    pub fn credit(&self, messages: usize, bytes: u64) {
+        self.outstanding_messages.fetch_sub(messages as i64, Ordering::AcqRel);
+        self.outstanding_bytes.fetch_sub(bytes as i64, Ordering::AcqRel);
+        self.wake.notify_one();
+    }
+
+    /// For engines: there may be something to lease.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Resolves after a [`wake`](Self::wake) or [`credit`](Self::credit) that has not been waited for yet.
+    pub async fn woken(&self) {
+        self.wake.notified().await;
+    }
+}
+
+/// A request for messages.
+#[derive(Debug, Clone)]
+pub struct LeaseRequest {
+    pub queue: QueueRef,
+    pub session: Arc<Session>,
+    /// At most this many messages, at least 1.
+    pub max_messages: usize,
+    /// Stop once this many encoded bytes are reached; the first message is given whatever its size.
+    pub max_bytes: u64,
+    /// Length of the lease, milliseconds.
+    pub deadline_ms: u64,
+    /// Leased messages the queue may have at any time, over all sessions and nodes.
+    pub max_inflight: u64,
+}
+
+/// Identifies one delivery of one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeaseToken {
+    /// The engine's transaction: the chunk or batch the message was leased from.
+    pub transaction: u64,
+    /// The message's sequence in its queue.
+    pub sequence: u64,
+    /// The lease; a later lease of the same message has a larger one.
+    pub lease: u64,
+    /// Which delivery of the message this is, from 1.
+    pub attempt: u32,
+}
+
+/// A leased message.
+#[derive(Debug, Clone)]
+pub struct Leased {
+    pub token: LeaseToken,
+    /// When the lease ends.
+    pub deadline_at_ms: u64,
+    /// The stored encoding of the message, id and publish time included.
+    pub message: Bytes,
+}
+
+/// What became of one token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done, or had been done before.
+    Done,
+    /// The lease is over (expired, returned, replaced by a newer one, purged) and the queue is exactly-once, or the
+    /// message can't be found. Nothing changed.
+    Invalid,
+    /// The broker could not tell; the client should ask again.
+    Retry,
+}
+
+/// A change of one lease's deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeadlineChange {
+    pub token: LeaseToken,
+    /// The lease ends this long from now; 0 gives the message back as a failed delivery (nack).
+    pub deadline_ms: u64,
+    /// A nack skips the retry policy's backoff.
+    pub bypass_backoff: bool,
+    /// The lease ends at the latest this long after it was given; 0 sets no such bound.
+    pub max_life_ms: u64,
+}
+
+/// Where a seek goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeekTarget {
+    /// Messages published before this time count as acknowledged, the others as not. Milliseconds, rounded up.
+    Time(u64),
+    /// The state copied under this snapshot incarnation.
+    Snapshot(u64),
+}
+
+/// A message that reached its last delivery attempt.
+#[derive(Debug, Clone)]
+pub struct DeadLetter {
+    pub token: LeaseToken,
+    /// Deliveries that were tried.
+    pub attempts: u32,
+    pub message: Bytes,
+}
+
+/// A queue's state for metrics and operators.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Messages neither acknowledged nor dropped, leased ones included.
+    pub undelivered_messages: u64,
+    /// Their encoded bytes.
+    pub backlog_bytes: u64,
+    /// Publish time of the oldest of them.
+    pub oldest_unacked_ms: Option<u64>,
+    /// Messages under lease.
+    pub outstanding_messages: u64,
+    /// Messages waiting for their backoff to end.
+    pub delayed_messages: u64,
+    /// Messages waiting to be forwarded to the dead-letter topic.
+    pub dead_letters: u64,
+    /// Acknowledged messages kept for seeking.
+    pub retained_acked_messages: u64,
+}
+
+/// A store of resources and queues. Every method may answer [`BrokerError::Unavailable`].
+///
+/// All futures may be dropped at any point: what was asked for then happens or not, and a lease that nobody received is
+/// given back uncounted.
+#[async_trait]
+pub trait Broker: Send + Sync + 'static {
+    /// Reads one record.
+    async fn get(&self, kind: Kind, name: &str) -> Result<Option<Record>, BrokerError>;
+
+    /// Reads up to `limit` records whose names start with `prefix` and sort after `after`, in byte order of their names.
+    async fn list(&self, kind: Kind, prefix: &str, after: &str, limit: usize) -> Result<Vec<Record>, BrokerError>;
+
+    /// Carries out one change and answers the record's new version.
+    ///
+    /// # Errors
+    /// [`BrokerError::Conflict`] when the expectation does not hold; [`BrokerError::Gone`] when the effect names something
+    /// that does not exist.
+    async fn change(&self, change: Change) -> Result<u64, BrokerError>;
+
+    /// Follows what happens. A receiver that falls behind must treat that as [`Event::Reset`].
+    fn events(&self) -> broadcast::Receiver<Event>;
+
+    /// The broker's clock.
+    fn now_ms(&self) -> u64;
+
+    /// Answers once the store has proved that it works.
+    async fn ready(&self) -> Result<(), BrokerError>;
+
+    /// Reads which subscriptions are attached to a topic.
+    async fn route(&self, topic: &TopicRef) -> Result<Route, BrokerError>;
+
+    /// Stores messages durably, all or none, and makes them available to the targets.
+    async fn append(&self, append: Append) -> Result<Appended, BrokerError>;
+
+    /// Tells the engine that a session waits on a queue. It is woken when a lease may give it something: fairly, in turn,
+    /// and only as many sessions as there is work for.
+    fn attach(&self, queue: &QueueRef, session: &Arc<Session>);
+
+    /// The session is over: its outstanding messages keep their leases but count for nobody.
+    fn detach(&self, queue: &QueueRef, session: &Arc<Session>);
+
+    /// Leases available messages; an empty answer means that there are none for this session, which is woken later if it
+    /// is attached.
+    async fn lease(&self, request: LeaseRequest) -> Result<Vec<Leased>, BrokerError>;
+
+    /// Removes messages. One outcome a token, in order. On a queue that is not exactly-once a late token still removes its
+    /// message, unless a seek came between.
+    async fn acknowledge(&self, queue: &QueueRef, tokens: &[LeaseToken]) -> Result<Vec<Outcome>, BrokerError>;
+
+    /// Moves deadlines. One outcome a change, in order. Extending or shortening a lease that is over does nothing.
+    async fn modify_deadlines(&self, queue: &QueueRef, changes: &[DeadlineChange]) -> Result<Vec<Outcome>, BrokerError>;
+
+    /// Gives back messages that never reached a consumer: available at once, and the delivery does not count.
+    async fn release(&self, queue: &QueueRef, tokens: &[LeaseToken]) -> Result<(), BrokerError>;
+
+    /// Moves a queue to another point of its retained messages. Every lease ends, and late tokens no longer settle anything.
+    ///
+    /// # Errors
+    /// [`BrokerError::Gone`] for an unknown snapshot.
+    async fn seek(&self, queue: &QueueRef, target: SeekTarget) -> Result<(), BrokerError>;
+
+    /// Takes up to `max` dead letters; each comes again after `hold` unless it is settled.
+    async fn take_dead_letters(&self, queue: &QueueRef, max: usize, hold: Duration) -> Result<Vec<DeadLetter>, BrokerError>;
+
+    /// Settles dead letters: forwarded ones are removed, the others go back into the queue for another delivery.
+    async fn settle_dead_letters(&self, queue: &QueueRef, tokens: &[LeaseToken], forwarded: bool) -> Result<(), BrokerError>;
+
+    /// The queue's state now.
+    async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError>;
+
+    /// Writes what is pending and stops background work. Calls after it answer [`BrokerError::Unavailable`].
+    async fn close(&self);
+}
+
+/// Numbers sessions on this node.
+pub fn next_session_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,12 @@
+//! Landline: a server for the Google Cloud Pub/Sub API that keeps messages on the operator's own ground.
+//!
+//! The layers, from the edge inwards: `app`, `api` (transports), `connector` (use cases), `rules` (pure decisions),
+//! `broker` (the port and its engines) and `model` (the vocabulary). Imports run inwards only.
+
+pub mod api;
+pub mod app;
+pub mod broker;
+pub mod connector;
+pub mod model;
+pub mod rules;
+pub mod settings;

@@ -1,0 +1,14 @@
+//! The vocabulary every other layer speaks. Values are checked where they are made, so the rest can trust them.
+
+pub mod limits;
+pub mod message;
+pub mod names;
+pub mod policy;
+pub mod resource;
+
+pub use message::{EncodedMessage, MessageError};
+pub use names::{Name, NameError, SchemaName, SnapshotName, SubscriptionName, TopicName};
+pub use policy::{DeadLetterPolicy, ExpirationPolicy, RetryPolicy};
+pub use resource::{
+    Encoding, MessageTransform, OidcToken, PushConfig, PushWrapper, SchemaSettings, Snapshot, StoragePolicy, Subscription, Topic,
+};

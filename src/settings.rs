@@ -1,0 +1,1 @@
+//! Settings from environment, YAML or TOML.

@@ -1,0 +1,1 @@
+//! Every test that needs a running server, in one binary.
