@@ -1,1 +1,3 @@
 //! Transports: gRPC and REST. Both share every validator and the one table from errors to status.
+
+pub mod proto;
