@@ -14,9 +14,12 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, broadcast};
 
 use crate::model::{EncodedMessage, RetryPolicy};
+
+pub mod embedded;
 
 // ---------------------------------------------------------------------------------------------------------------- errors
 
@@ -46,7 +49,7 @@ pub enum BrokerError {
 // --------------------------------------------------------------------------------------------------------------- records
 
 /// Kinds of stored resource records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     Topic,
     Subscription,
@@ -90,7 +93,7 @@ pub struct Change {
 }
 
 /// What a record's change means for the queues.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Effect {
     None,
     /// Creates the topic's message log or changes its retention.
@@ -116,7 +119,7 @@ pub enum Effect {
 }
 
 /// A topic as the broker knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TopicRef {
     /// `project/id`, the part of the channel name between the braces.
     pub channel: Arc<str>,
@@ -124,7 +127,7 @@ pub struct TopicRef {
 }
 
 /// A queue as the broker knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QueueRef {
     /// `project/id`, the part of the channel name between the braces.
     pub channel: Arc<str>,
@@ -132,7 +135,7 @@ pub struct QueueRef {
 }
 
 /// Settings of a topic's log.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicConfig {
     pub topic: TopicRef,
     /// How long messages stay for seeking whatever the queues do; `None` keeps none.
@@ -140,7 +143,7 @@ pub struct TopicConfig {
 }
 
 /// Settings of a queue that the engine itself acts on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueConfig {
     pub queue: QueueRef,
     pub topic: TopicRef,
@@ -289,6 +292,8 @@ pub struct Leased {
     pub token: LeaseToken,
     /// When the lease ends.
     pub deadline_at_ms: u64,
+    /// What the client is told: 1 plus the deliveries that failed under a dead-letter policy; 0 without such a policy.
+    pub delivery_attempt: u32,
     /// The stored encoding of the message, id and publish time included.
     pub message: Bytes,
 }
@@ -318,7 +323,7 @@ pub struct DeadlineChange {
 }
 
 /// Where a seek goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeekTarget {
     /// Messages published before this time count as acknowledged, the others as not. Milliseconds, rounded up.
     Time(u64),

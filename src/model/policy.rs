@@ -13,6 +13,17 @@ pub struct RetryPolicy {
     pub maximum_backoff_ms: u64,
 }
 
+impl RetryPolicy {
+    /// The wait after the given number of failed deliveries, counted from 1: the minimum, doubled each time, up to the
+    /// maximum. Milliseconds.
+    pub fn backoff_ms(&self, failures: u32) -> u64 {
+        let doublings = failures.saturating_sub(1).min(30);
+        // From a minimum of 0 the first doubling starts at a tenth of a second.
+        let base = if doublings > 0 { self.minimum_backoff_ms.max(100) } else { self.minimum_backoff_ms };
+        (base << doublings).clamp(self.minimum_backoff_ms, self.maximum_backoff_ms)
+    }
+}
+
 /// Where messages go that were delivered too often.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetterPolicy {
