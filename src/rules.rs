@@ -1,1 +1,3 @@
 //! Pure decisions: no clock, no I/O.
+
+pub mod filter;
