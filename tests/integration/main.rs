@@ -1,1 +1,5 @@
 //! Every test that needs a running server, in one binary.
+
+#![allow(clippy::unwrap_used)]
+
+mod descriptors;
