@@ -515,3 +515,6 @@ impl Shared {
         Ok((picked, deadline_at_ms, position))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -653,7 +653,13 @@ impl Queue {
         let Some(slot) = self.current(token) else { return false };
         let lease = *self.leases.get(slot);
         self.take_lease(token.sequence, fx);
-        self.put_back(lease.sequence, lease.key, true, fx);
+        if lease.key == 0 {
+            self.put_back(lease.sequence, 0, true, fx);
+        } else {
+            // Before the time of any deadline: nothing of the key counts as failed.
+            self.bring_back(lease, 0, 0, fx);
+            fx.available = true;
+        }
         true
     }
 
