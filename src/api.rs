@@ -1,3 +1,4 @@
 //! Transports: gRPC and REST. Both share every validator and the one table from errors to status.
 
 pub mod proto;
+pub mod status;

@@ -1,5 +1,23 @@
 //! The use cases of Pub/Sub, in the model's terms and the same on every engine.
 
+use std::sync::Arc;
+
+use tokio::task::AbortHandle;
+
+use crate::{
+    broker::Broker,
+    model::{SubscriptionName, TopicName},
+};
+
+pub mod catalog;
+pub mod error;
+mod record;
+mod secret;
+
+pub use catalog::{SubscriptionEntry, TopicEntry};
+pub use error::{AckFailure, Error};
+pub use secret::Secret;
+
 /// Settings the use cases obey.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -47,6 +65,76 @@ impl Default for Options {
             nack_bypasses_backoff: false,
             exactly_once_scope: Scope::Cluster,
             node_id: String::new(),
+        }
+    }
+}
+
+/// The use cases, on top of one broker. One per process; the transports share it.
+pub struct Connector {
+    broker: Arc<dyn Broker>,
+    options: Options,
+    secret: Secret,
+    catalog: Arc<catalog::Catalog>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Connector {
+    /// Starts the use cases: reads the cluster secret, creating it in a new store, and begins to follow the broker's events.
+    /// Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the broker can't be reached, [`Error::Internal`] when its records can't be read.
+    pub async fn open(broker: Arc<dyn Broker>, options: Options) -> Result<Arc<Self>, Error> {
+        let secret = Secret::load_or_create(broker.as_ref()).await?;
+        let catalog = Arc::new(catalog::Catalog::new(broker.clone()));
+        let follower = tokio::spawn(catalog::follow(Arc::downgrade(&catalog), broker.events()));
+        let tasks = vec![follower.abort_handle()];
+        Ok(Arc::new(Self { broker, options, secret, catalog, tasks }))
+    }
+
+    /// The broker behind the use cases.
+    pub fn broker(&self) -> &Arc<dyn Broker> {
+        &self.broker
+    }
+
+    /// The settings in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The cluster's secret.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Finds a topic; remembered from earlier calls where possible.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such topic.
+    pub async fn topic(&self, name: &TopicName) -> Result<Arc<TopicEntry>, Error> {
+        self.catalog.topic(name).await?.ok_or_else(|| Error::not_found(name))
+    }
+
+    /// Finds a subscription; remembered from earlier calls where possible. Hold the entry and watch
+    /// [`SubscriptionEntry::retired`] to hear when it must be looked up again.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such subscription.
+    pub async fn subscription(&self, name: &SubscriptionName) -> Result<Arc<SubscriptionEntry>, Error> {
+        self.catalog.subscription(name).await?.ok_or_else(|| Error::not_found(name))
+    }
+
+    /// Forgets what is remembered of a subscription, so that the next look-up reads its record. To be called when the broker
+    /// answers that the queue is gone.
+    pub fn forget_subscription(&self, name: &SubscriptionName) {
+        self.catalog.forget_subscription(name.as_str());
+    }
+}
+
+impl Drop for Connector {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
         }
     }
 }

@@ -1,0 +1,273 @@
+//! Resource records as the data path needs them: parsed, compiled and remembered.
+//!
+//! Reads go through to the broker on a miss. A change made here is forgotten at once, one made by another node when its
+//! event arrives; until then a lagging view is caught by the broker, which answers `Stale` or `Gone`.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::RwLock;
+use serde::de::DeserializeOwned;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio_util::sync::CancellationToken;
+
+use super::{Error, record};
+use crate::{
+    broker::{Broker, Event, Kind, QueueRef, Record, TopicRef},
+    model::{Subscription, SubscriptionName, Topic, TopicName},
+};
+
+/// Entries remembered of one kind. Ten projects' worth of the API's own quota of 10,000; beyond it everything is forgotten
+/// and read again, which costs one broker read an entry.
+const MAX_ENTRIES: usize = 100_000;
+/// Reads of one record before giving up on a view that no change interrupts.
+const LOAD_TRIES: usize = 16;
+
+/// A topic as remembered.
+#[derive(Debug)]
+pub struct TopicEntry {
+    pub topic: Topic,
+    /// Version of the record.
+    pub version: u64,
+    /// How the broker knows the topic.
+    pub reference: TopicRef,
+    retired: CancellationToken,
+}
+
+/// A subscription as remembered.
+#[derive(Debug)]
+pub struct SubscriptionEntry {
+    pub subscription: Subscription,
+    /// Version of the record.
+    pub version: u64,
+    /// How the broker knows the subscription's queue.
+    pub queue: QueueRef,
+    retired: CancellationToken,
+}
+
+impl TopicEntry {
+    fn new(topic: Topic, version: u64) -> Self {
+        Self { reference: topic_ref(&topic.name, topic.incarnation), topic, version, retired: CancellationToken::new() }
+    }
+}
+
+impl SubscriptionEntry {
+    fn new(subscription: Subscription, version: u64) -> Self {
+        let queue = queue_ref(&subscription);
+        Self { subscription, version, queue, retired: CancellationToken::new() }
+    }
+
+    /// Resolves once the entry is out of date: the record changed or was deleted, or may have been. Look it up again then.
+    pub async fn retired(&self) {
+        self.retired.cancelled().await;
+    }
+
+    /// True once the entry is out of date.
+    pub fn is_retired(&self) -> bool {
+        self.retired.is_cancelled()
+    }
+}
+
+/// How the broker knows a topic.
+pub fn topic_ref(name: &TopicName, incarnation: u64) -> TopicRef {
+    TopicRef { channel: format!("{}/{}", name.project(), name.id()).into(), incarnation }
+}
+
+/// How the broker knows a subscription's queue.
+pub fn queue_ref(subscription: &Subscription) -> QueueRef {
+    let name = &subscription.name;
+    QueueRef { channel: format!("{}/{}", name.project(), name.id()).into(), incarnation: subscription.incarnation }
+}
+
+trait Entry: Send + Sync {
+    fn version(&self) -> u64;
+    fn retire(&self);
+}
+
+impl Entry for TopicEntry {
+    fn version(&self) -> u64 {
+        self.version
+    }
+    fn retire(&self) {
+        self.retired.cancel();
+    }
+}
+
+impl Entry for SubscriptionEntry {
+    fn version(&self) -> u64 {
+        self.version
+    }
+    fn retire(&self) {
+        self.retired.cancel();
+    }
+}
+
+/// Entries of one kind by full name. The generation counts what was forgotten, so that a read that began before a change
+/// can't leave its outcome here after it.
+struct Cache<E> {
+    state: RwLock<State<E>>,
+}
+
+struct State<E> {
+    entries: HashMap<Arc<str>, Arc<E>>,
+    generation: u64,
+}
+
+impl<E: Entry> Cache<E> {
+    fn new() -> Self {
+        Self { state: RwLock::new(State { entries: HashMap::new(), generation: 0 }) }
+    }
+
+    fn get(&self, name: &str) -> Option<Arc<E>> {
+        self.state.read().entries.get(name).cloned()
+    }
+
+    fn generation(&self) -> u64 {
+        self.state.read().generation
+    }
+
+    /// Remembers what was read while the generation was `generation`; `None` when something was forgotten since.
+    fn insert(&self, generation: u64, name: Arc<str>, entry: Arc<E>) -> Option<Arc<E>> {
+        let mut state = self.state.write();
+        if state.generation != generation {
+            return None;
+        }
+        if state.entries.len() >= MAX_ENTRIES {
+            state.forget_all();
+        }
+        match state.entries.get(&name) {
+            Some(known) if known.version() >= entry.version() => Some(known.clone()),
+            _ => {
+                if let Some(old) = state.entries.insert(name, entry.clone()) {
+                    old.retire();
+                }
+                Some(entry)
+            }
+        }
+    }
+
+    fn forget(&self, name: &str) {
+        let mut state = self.state.write();
+        state.generation += 1;
+        if let Some(old) = state.entries.remove(name) {
+            old.retire();
+        }
+    }
+
+    fn forget_all(&self) {
+        self.state.write().forget_all();
+    }
+}
+
+impl<E: Entry> State<E> {
+    fn forget_all(&mut self) {
+        self.generation += 1;
+        for (_, old) in self.entries.drain() {
+            old.retire();
+        }
+    }
+}
+
+/// What the connector remembers of resources.
+pub(super) struct Catalog {
+    broker: Arc<dyn Broker>,
+    topics: Cache<TopicEntry>,
+    subscriptions: Cache<SubscriptionEntry>,
+}
+
+impl Catalog {
+    pub fn new(broker: Arc<dyn Broker>) -> Self {
+        Self { broker, topics: Cache::new(), subscriptions: Cache::new() }
+    }
+
+    pub async fn topic(&self, name: &TopicName) -> Result<Option<Arc<TopicEntry>>, Error> {
+        match self.topics.get(name.as_str()) {
+            Some(entry) => Ok(Some(entry)),
+            None => {
+                let make = |record: &Record| Ok(TopicEntry::new(record::decode(record)?, record.version));
+                self.load(&self.topics, Kind::Topic, name.shared(), make).await
+            }
+        }
+    }
+
+    pub async fn subscription(&self, name: &SubscriptionName) -> Result<Option<Arc<SubscriptionEntry>>, Error> {
+        match self.subscriptions.get(name.as_str()) {
+            Some(entry) => Ok(Some(entry)),
+            None => {
+                let make = |record: &Record| Ok(SubscriptionEntry::new(record::decode(record)?, record.version));
+                self.load(&self.subscriptions, Kind::Subscription, name.shared(), make).await
+            }
+        }
+    }
+
+    /// Reads a record past the cache: the truth at this moment, with its version.
+    #[expect(dead_code, reason = "the next use cases need it")]
+    pub async fn read<T: DeserializeOwned>(&self, kind: Kind, name: &str) -> Result<Option<(T, u64)>, Error> {
+        match self.broker.get(kind, name).await? {
+            Some(found) => Ok(Some((record::decode(&found)?, found.version))),
+            None => Ok(None),
+        }
+    }
+
+    async fn load<E: Entry>(
+        &self,
+        cache: &Cache<E>,
+        kind: Kind,
+        name: Arc<str>,
+        make: impl Fn(&Record) -> Result<E, Error>,
+    ) -> Result<Option<Arc<E>>, Error> {
+        for tried in 1.. {
+            let generation = cache.generation();
+            let Some(found) = self.broker.get(kind, &name).await? else { return Ok(None) };
+            let entry = Arc::new(make(&found)?);
+            if let Some(remembered) = cache.insert(generation, name.clone(), entry.clone()) {
+                return Ok(Some(remembered));
+            }
+            if tried >= LOAD_TRIES {
+                // True when it was read. Nobody would retire it later, so its holder has to look again soon.
+                entry.retire();
+                return Ok(Some(entry));
+            }
+        }
+        Err(Error::Contended)
+    }
+
+    pub fn forget_topic(&self, name: &str) {
+        self.topics.forget(name);
+    }
+
+    pub fn forget_subscription(&self, name: &str) {
+        self.subscriptions.forget(name);
+    }
+
+    fn forget_all(&self) {
+        self.topics.forget_all();
+        self.subscriptions.forget_all();
+    }
+
+    fn apply(&self, event: &Event) {
+        match event {
+            Event::RecordChanged { kind: Kind::Topic, name } => self.forget_topic(name),
+            Event::RecordChanged { kind: Kind::Subscription, name } => self.forget_subscription(name),
+            Event::RecordChanged { .. } | Event::DeadLetters(_) => {}
+            Event::Reset => self.forget_all(),
+        }
+    }
+}
+
+/// Forgets what changed elsewhere, until the broker or the connector is gone.
+pub(super) async fn follow(catalog: Weak<Catalog>, mut events: Receiver<Event>) {
+    loop {
+        let event = match events.recv().await {
+            Ok(event) => event,
+            Err(RecvError::Lagged(_)) => Event::Reset,
+            Err(RecvError::Closed) => return,
+        };
+        match catalog.upgrade() {
+            Some(catalog) => catalog.apply(&event),
+            None => return,
+        }
+    }
+}
