@@ -17,6 +17,7 @@ use super::{Error, record};
 use crate::{
     broker::{Broker, Event, Kind, QueueRef, Record, TopicRef},
     model::{Subscription, SubscriptionName, Topic, TopicName},
+    rules::filter::Filter,
 };
 
 /// Entries remembered of one kind. Ten projects' worth of the API's own quota of 10,000; beyond it everything is forgotten
@@ -44,6 +45,8 @@ pub struct SubscriptionEntry {
     pub version: u64,
     /// How the broker knows the subscription's queue.
     pub queue: QueueRef,
+    /// The compiled filter; none takes every message.
+    pub filter: Option<Filter>,
     retired: CancellationToken,
 }
 
@@ -54,9 +57,15 @@ impl TopicEntry {
 }
 
 impl SubscriptionEntry {
-    fn new(subscription: Subscription, version: u64) -> Self {
+    fn new(subscription: Subscription, version: u64) -> Result<Self, Error> {
         let queue = queue_ref(&subscription);
-        Self { subscription, version, queue, retired: CancellationToken::new() }
+        let filter = match subscription.filter.as_str() {
+            "" => None,
+            text => Some(Filter::parse(text).map_err(|e| {
+                Error::Internal(format!("the record {} has a filter that can't be read: {e}", subscription.name))
+            })?),
+        };
+        Ok(Self { subscription, version, queue, filter, retired: CancellationToken::new() })
     }
 
     /// Resolves once the entry is out of date: the record changed or was deleted, or may have been. Look it up again then.
@@ -196,7 +205,7 @@ impl Catalog {
         match self.subscriptions.get(name.as_str()) {
             Some(entry) => Ok(Some(entry)),
             None => {
-                let make = |record: &Record| Ok(SubscriptionEntry::new(record::decode(record)?, record.version));
+                let make = |record: &Record| SubscriptionEntry::new(record::decode(record)?, record.version);
                 self.load(&self.subscriptions, Kind::Subscription, name.shared(), make).await
             }
         }
@@ -218,20 +227,21 @@ impl Catalog {
         name: Arc<str>,
         make: impl Fn(&Record) -> Result<E, Error>,
     ) -> Result<Option<Arc<E>>, Error> {
-        for tried in 1.. {
+        let mut tries = LOAD_TRIES;
+        loop {
             let generation = cache.generation();
             let Some(found) = self.broker.get(kind, &name).await? else { return Ok(None) };
             let entry = Arc::new(make(&found)?);
             if let Some(remembered) = cache.insert(generation, name.clone(), entry.clone()) {
                 return Ok(Some(remembered));
             }
-            if tried >= LOAD_TRIES {
+            tries -= 1;
+            if tries == 0 {
                 // True when it was read. Nobody would retire it later, so its holder has to look again soon.
                 entry.retire();
                 return Ok(Some(entry));
             }
         }
-        Err(Error::Contended)
     }
 
     pub fn forget_topic(&self, name: &str) {

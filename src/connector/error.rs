@@ -58,9 +58,7 @@ pub enum Error {
         "Invalid update_mask provided in the Update{resource}Request: '{path}' is not a known {resource} field. Note that field paths must be of the form 'push_config' rather than 'pushConfig'."
     )]
     UnknownPath { resource: &'static str, path: String },
-    #[error(
-        "Invalid update_mask provided in the Update{resource}Request: the '{path}' field in the {resource} is not mutable."
-    )]
+    #[error("Invalid update_mask provided in the Update{resource}Request: the '{path}' field in the {resource} is not mutable.")]
     ImmutablePath { resource: &'static str, path: String },
     /// Holds the resource's short id.
     #[error("Resource not found (resource={0}).")]
