@@ -1,0 +1,84 @@
+//! What a queue does when time passes: expired leases, ended backoffs, retention.
+
+use super::{Effects, Lease, MAX_SETTLED, Queue, SETTLED_MS};
+use crate::broker::embedded::{
+    bits::{BLOCK, block_of, offset_of},
+    topic_log::TopicLog,
+};
+
+impl Queue {
+    /// Carries out what is due: expired leases, ended backoffs, retention.
+    pub fn advance(&mut self, topic: &mut TopicLog, now_ms: u64, fx: &mut Effects) {
+        while let Some(due) = self.leases.due(now_ms) {
+            for lease in due {
+                self.expire(lease, fx);
+            }
+        }
+        while let Some((at, sequence)) = self.delayed.first().copied().filter(|(at, _)| *at <= now_ms) {
+            self.delayed.remove(&(at, sequence));
+            self.make_ready(sequence, false);
+            fx.available = true;
+        }
+        self.advance_keys(now_ms, fx);
+        self.expire_messages(topic, now_ms, fx);
+        while let Some((at, sequence)) = self.settled_order.front().copied() {
+            if at + SETTLED_MS > now_ms && self.settled_order.len() <= MAX_SETTLED {
+                break;
+            }
+            self.settled_order.pop_front();
+            self.settled.remove(&sequence);
+        }
+        if self.dead_due_ms.is_some_and(|at| at <= now_ms) {
+            self.dead_due_ms = None;
+            fx.dead |= !self.dead.is_empty();
+        }
+    }
+
+    /// When [`advance`](Self::advance) has something to do next.
+    pub fn next_due_ms(&self, topic: &TopicLog) -> Option<u64> {
+        let retention = self.next_expiry(topic).map(|(_, at)| at);
+        let delayed = self.delayed.first().map(|(at, _)| *at);
+        [self.leases.next_due_ms(), delayed, self.keys.next_due_ms(), retention, self.dead_due_ms].into_iter().flatten().min()
+    }
+
+    pub(super) fn expire(&mut self, lease: Lease, fx: &mut Effects) {
+        // An earlier expiry of the same span may have taken this lease back already.
+        if self.slot(lease.sequence).is_some_and(|slot| *self.leases.get(slot) == lease) {
+            self.take_lease(lease.sequence, fx);
+            self.fail(lease, lease.deadline_at_ms, false, fx);
+        }
+    }
+
+    /// The first message that retention has not looked at yet, and when it is due.
+    pub(super) fn next_expiry(&self, topic: &TopicLog) -> Option<(u64, u64)> {
+        let mut from = self.expire_from.max(topic.first_block() * BLOCK);
+        while from < topic.next_sequence() {
+            match topic.entry(from) {
+                Some(entry) => return Some((from, entry.published_ms + self.config.retention_ms)),
+                None => from = (block_of(from) + 1) * BLOCK,
+            }
+        }
+        None
+    }
+
+    pub(super) fn expire_messages(&mut self, topic: &mut TopicLog, now_ms: u64, fx: &mut Effects) {
+        while let Some((sequence, at)) = self.next_expiry(topic) {
+            let crossed = block_of(sequence) != block_of(self.expire_from);
+            let left = block_of(self.expire_from);
+            self.expire_from = sequence;
+            if crossed {
+                self.release_if_done(left, topic);
+            }
+            if at > now_ms {
+                return;
+            }
+            if self.is_unacked(sequence) {
+                self.remove(sequence, topic, fx);
+            }
+            self.expire_from = sequence + 1;
+            if offset_of(self.expire_from) == 0 {
+                self.release_if_done(block_of(sequence), topic);
+            }
+        }
+    }
+}
