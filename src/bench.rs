@@ -1,0 +1,96 @@
+//! `landline bench`: load for any Pub/Sub endpoint, measured and checked.
+//!
+//! Every run makes its own topic and subscriptions, prints one line of JSON and removes them again. Each payload begins
+//! with its number and the time it was sent, so that loss, repeats, order and latency are seen by the receiver.
+
+mod client;
+mod latency;
+mod load;
+mod report;
+
+use clap::{Args, ValueEnum};
+
+use client::Client;
+pub use report::Report;
+
+/// What to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scenario {
+    /// Publish into one subscription's backlog.
+    Publish,
+    /// Receive and acknowledge a backlog that was published before.
+    Drain,
+    /// Publish and receive at the same time, as fast as both go.
+    EndToEnd,
+    /// Publish single messages at a steady rate; time from publish to receipt.
+    Latency,
+    /// As `end-to-end`, over ordering keys; checks the order.
+    Ordered,
+    /// Every subscription gets every message.
+    FanOut,
+}
+
+/// Options of a run.
+#[derive(Debug, Clone, Args, serde::Serialize)]
+pub struct Options {
+    /// What to measure.
+    #[arg(value_enum)]
+    pub scenario: Scenario,
+    /// Where the server is.
+    #[arg(long, default_value = "http://127.0.0.1:8085")]
+    pub endpoint: String,
+    /// Messages in all.
+    #[arg(long, default_value_t = 100_000)]
+    pub messages: u64,
+    /// Messages a Publish request.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub batch: u64,
+    /// Bytes a payload, at least 16.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(16..=9_000_000))]
+    pub bytes: u64,
+    /// Publish requests under way at once.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub publishers: u64,
+    /// Connections that carry them.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub connections: u64,
+    /// StreamingPull streams a subscription.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub streams: u64,
+    /// Subscriptions of `fan-out`.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub subscriptions: u64,
+    /// Ordering keys of `ordered`.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub keys: u64,
+    /// Messages a second of `latency`.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub rate: u64,
+    /// Project of the topic and the subscriptions.
+    #[arg(long, default_value = "bench")]
+    pub project: String,
+    /// Process id of the server on this machine: adds its CPU time and memory to the report.
+    #[arg(long)]
+    pub pid: Option<u32>,
+    /// Seconds without any message after which what is missing counts as lost.
+    #[arg(long, default_value_t = 30)]
+    pub patience_seconds: u64,
+}
+
+/// Runs one scenario.
+///
+/// # Errors
+/// A text that says which call failed and why.
+pub async fn run(options: &Options) -> Result<Report, String> {
+    let client = Client::open(options).await?;
+    let report = match options.scenario {
+        Scenario::Publish => load::publish(options, &client).await,
+        Scenario::Drain => load::drain(options, &client).await,
+        Scenario::EndToEnd | Scenario::FanOut => load::end_to_end(options, &client, 0).await,
+        Scenario::Ordered => load::end_to_end(options, &client, options.keys).await,
+        Scenario::Latency => latency::steady(options, &client).await,
+    };
+    client.remove().await;
+    report
+}

@@ -1,0 +1,123 @@
+//! The connections, the topic and the subscriptions of a run.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tonic::transport::{Channel, Endpoint};
+
+use super::{Options, Scenario};
+use crate::{
+    api::proto::pubsub::{
+        DeleteSubscriptionRequest, DeleteTopicRequest, StreamingPullRequest, StreamingPullResponse, Subscription, Topic,
+        publisher_client::PublisherClient, subscriber_client::SubscriberClient,
+    },
+    model::EncodedMessage,
+};
+
+/// Windows as large as the server's, so that the transport is not what is measured.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+const STREAM_WINDOW: u32 = 4 << 20;
+const MAX_RESPONSE: usize = 64 << 20;
+
+pub struct Client {
+    channels: Vec<Channel>,
+    pub topic: String,
+    pub subscriptions: Vec<String>,
+}
+
+impl Client {
+    pub async fn open(options: &Options) -> Result<Self, String> {
+        let endpoint = Endpoint::from_shared(options.endpoint.clone())
+            .map_err(|e| format!("endpoint {}: {e}", options.endpoint))?
+            .tcp_nodelay(true)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .connect_timeout(Duration::from_secs(5));
+        let mut channels = Vec::new();
+        for _ in 0..options.connections {
+            channels.push(endpoint.connect().await.map_err(|e| format!("connect to {}: {e}", options.endpoint))?);
+        }
+        let run = format!("{:x}", now_nanos());
+        let count = if options.scenario == Scenario::FanOut { options.subscriptions } else { 1 };
+        let client = Self {
+            channels,
+            topic: format!("projects/{}/topics/bench-{run}", options.project),
+            subscriptions: (0..count).map(|n| format!("projects/{}/subscriptions/bench-{run}-{n}", options.project)).collect(),
+        };
+        client.create(options.scenario == Scenario::Ordered).await?;
+        Ok(client)
+    }
+
+    async fn create(&self, ordered: bool) -> Result<(), String> {
+        let topic = Topic { name: self.topic.clone(), ..Default::default() };
+        self.publisher(0).create_topic(topic).await.map_err(|e| format!("CreateTopic: {e}"))?;
+        for name in &self.subscriptions {
+            let subscription = Subscription {
+                name: name.clone(),
+                topic: self.topic.clone(),
+                ack_deadline_seconds: 600,
+                enable_message_ordering: ordered,
+                ..Default::default()
+            };
+            self.subscriber(0).create_subscription(subscription).await.map_err(|e| format!("CreateSubscription: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what the run made; what is left behind by a failure does no harm.
+    pub async fn remove(&self) {
+        for subscription in &self.subscriptions {
+            let request = DeleteSubscriptionRequest { subscription: subscription.clone() };
+            let _ = self.subscriber(0).delete_subscription(request).await;
+        }
+        let _ = self.publisher(0).delete_topic(DeleteTopicRequest { topic: self.topic.clone() }).await;
+    }
+
+    pub fn publisher(&self, n: usize) -> PublisherClient<Channel> {
+        PublisherClient::new(self.channels[n % self.channels.len()].clone()).max_decoding_message_size(MAX_RESPONSE)
+    }
+
+    pub fn subscriber(&self, n: usize) -> SubscriberClient<Channel> {
+        SubscriberClient::new(self.channels[n % self.channels.len()].clone()).max_decoding_message_size(MAX_RESPONSE)
+    }
+
+    /// Opens a stream; requests go through the sender.
+    pub async fn stream(
+        &self,
+        n: usize,
+        subscription: &str,
+        max_outstanding_messages: i64,
+    ) -> Result<(tokio::sync::mpsc::Sender<StreamingPullRequest>, tonic::Streaming<StreamingPullResponse>), String> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(1024);
+        let first = StreamingPullRequest {
+            subscription: subscription.to_owned(),
+            stream_ack_deadline_seconds: 600,
+            max_outstanding_messages,
+            ..Default::default()
+        };
+        let _ = sender.send(first).await;
+        let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        let response = self.subscriber(n).streaming_pull(requests).await.map_err(|e| format!("StreamingPull: {e}"))?;
+        Ok((sender, response.into_inner()))
+    }
+}
+
+pub fn now_nanos() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
+}
+
+/// A message: its number and the time, then filling.
+pub fn message(number: u64, bytes: usize, key: &str) -> bytes::Bytes {
+    let mut data = vec![b'x'; bytes];
+    data[..8].copy_from_slice(&number.to_be_bytes());
+    data[8..16].copy_from_slice(&now_nanos().to_be_bytes());
+    EncodedMessage::encode(&data, [], key).wire().clone()
+}
+
+/// The number and the time of a received message, and its ordering key.
+pub fn read(message: &bytes::Bytes) -> Option<(u64, u64, EncodedMessage)> {
+    let message = EncodedMessage::scan_system(message.clone()).ok()?;
+    let data = message.data();
+    let number = u64::from_be_bytes(data.get(..8)?.try_into().ok()?);
+    let sent = u64::from_be_bytes(data.get(8..16)?.try_into().ok()?);
+    Some((number, sent, message))
+}
