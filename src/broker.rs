@@ -357,6 +357,9 @@ pub struct QueueStats {
     pub dead_letters: u64,
     /// Acknowledged messages kept for seeking.
     pub retained_acked_messages: u64,
+    /// When the queue was last used: a session was attached, something was leased, settled, sought or changed, or
+    /// [`Broker::touch`] was called. Now, while a session is attached.
+    pub last_active_ms: u64,
 }
 
 /// A store of resources and queues. Every method may answer [`BrokerError::Unavailable`].
@@ -399,6 +402,9 @@ pub trait Broker: Send + Sync + 'static {
 
     /// The session is over: its outstanding messages keep their leases but count for nobody.
     fn detach(&self, queue: &QueueRef, session: &Arc<Session>);
+
+    /// Counts as use of the queue, for the expiration of idle subscriptions.
+    async fn touch(&self, queue: &QueueRef) -> Result<(), BrokerError>;
 
     /// Leases available messages; an empty answer means that there are none for this session, which is woken later if it
     /// is attached.

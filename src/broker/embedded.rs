@@ -169,14 +169,20 @@ impl Shared {
         self.log.admit(AppendKind::Control)?;
         let now_ms = state.tick(self.clock.now_ms());
         let mut fx = Effects::default();
-        let (target, log) = state.at(queue.incarnation, now_ms, &mut fx)?;
+        let (target, log) = state.used(queue.incarnation, now_ms, &mut fx)?;
         let (result, ops) = decide(target, log, now_ms, &mut fx);
         let mut position = self.log.position();
         for (op, sync) in ops {
-            position = self.record(&op, sync)?;
+            position = self.record(&op, sync).inspect_err(|error| self.fail(error))?;
         }
         self.finish(&mut state, queue, fx);
         Ok((result, position))
+    }
+
+    /// The state went ahead of the log, which had admitted the record before: nothing more may be confirmed on top of it.
+    fn fail(&self, error: &BrokerError) {
+        tracing::error!(%error, "the log refused a record it had room for; restart to recover from the log");
+        self.stop();
     }
 
     fn finish(&self, state: &mut State, queue: &QueueRef, fx: Effects) {
@@ -331,6 +337,10 @@ impl Broker for Embedded {
         self.shared.state.lock().detach(queue.incarnation, session);
     }
 
+    async fn touch(&self, queue: &QueueRef) -> Result<(), BrokerError> {
+        self.shared.on_queue(queue, |_, _, _, _| ((), Vec::new())).map(drop)
+    }
+
     async fn lease(&self, request: LeaseRequest) -> Result<Vec<Leased>, BrokerError> {
         let shared = &self.shared;
         let queue = &request.queue;
@@ -426,7 +436,8 @@ impl Broker for Embedded {
             let mut fx = Effects::default();
             state.at(queue.incarnation, now_ms, &mut fx)?;
             state.seek(queue.incarnation, target, now_ms, &mut fx)?;
-            let position = shared.record(&Op::Seek { now_ms, queue: queue.incarnation, target }, true)?;
+            let op = Op::Seek { now_ms, queue: queue.incarnation, target };
+            let position = shared.record(&op, true).inspect_err(|error| shared.fail(error))?;
             shared.finish(&mut state, queue, fx);
             position
         };
@@ -461,7 +472,18 @@ impl Broker for Embedded {
     }
 
     async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError> {
-        Ok(self.shared.on_queue(queue, |q, log, _, _| (q.stats(log), Vec::new()))?.0)
+        let shared = &self.shared;
+        shared.open()?;
+        let mut state = shared.state.lock();
+        let now_ms = state.tick(shared.clock.now_ms());
+        let mut fx = Effects::default();
+        let (target, log) = state.at(queue.incarnation, now_ms, &mut fx)?;
+        let mut stats = target.stats(log);
+        if target.has_sessions() {
+            stats.last_active_ms = now_ms;
+        }
+        shared.finish(&mut state, queue, fx);
+        Ok(stats)
     }
 
     async fn close(&self) {
@@ -483,7 +505,7 @@ impl Shared {
         let (id, session) = (request.queue.incarnation, &request.session);
         let mut fx = Effects::default();
         let waiting = state.hungry_count(id);
-        let (queue, log) = state.at(id, now_ms, &mut fx)?;
+        let (queue, log) = state.used(id, now_ms, &mut fx)?;
         // Others wait too: leave them their share.
         let share = if waiting == 0 { usize::MAX } else { queue.available(log).div_ceil(waiting as u64 + 1).max(1) as usize };
         let budget = Budget {
@@ -505,7 +527,7 @@ impl Shared {
                 deadline_at_ms,
                 sequences: Ranges::new(picked.iter().map(|p| p.token.sequence).collect()),
             };
-            position = self.record(&op, false)?;
+            position = self.record(&op, false).inspect_err(|error| self.fail(error))?;
             session.charge(picked.len(), picked.iter().map(|p| u64::from(p.location.length)).sum());
             state.offer(id);
         } else {

@@ -157,6 +157,8 @@ pub struct Queue {
     floor_ms: u64,
     unacked: u64,
     unacked_bytes: u64,
+    /// When the queue was last used.
+    pub active_ms: u64,
     settled: HashMap<u64, u64>,
     settled_order: VecDeque<(u64, u64)>,
     /// The last lease call began with a redelivered message, so the next begins with a fresh one.
@@ -190,6 +192,7 @@ impl Queue {
             floor_ms: 0,
             unacked: 0,
             unacked_bytes: 0,
+            active_ms: 0,
             settled: HashMap::new(),
             settled_order: VecDeque::new(),
             redelivered_last: false,
@@ -355,6 +358,7 @@ impl Queue {
             outstanding_messages: self.leases.len() as u64,
             delayed_messages: self.delayed.len() as u64,
             dead_letters: self.dead.len() as u64,
+            last_active_ms: self.active_ms,
             retained_acked_messages: if self.config.retain_acked { retained as u64 } else { 0 },
         }
     }

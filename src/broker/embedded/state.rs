@@ -170,10 +170,15 @@ impl State {
     fn open_queue(&mut self, name: &str, config: &QueueConfig, fx: &mut Effects) {
         let id = config.queue.incarnation;
         let Some(log) = self.topics.get_mut(&config.topic.incarnation) else { return };
+        let now_ms = self.now_ms;
         match self.queues.get_mut(&id) {
-            Some(slot) => slot.queue.configure(config.clone(), log, fx),
+            Some(slot) => {
+                slot.queue.configure(config.clone(), log, fx);
+                slot.queue.active_ms = now_ms;
+            }
             None => {
-                let queue = Queue::new(config.clone(), log);
+                let mut queue = Queue::new(config.clone(), log);
+                queue.active_ms = now_ms;
                 log.attached.insert(name.to_owned(), id);
                 log.route_version += 1;
                 self.queues.insert(id, QueueSlot { queue, hungry: VecDeque::new(), due_at_ms: u64::MAX });
@@ -244,6 +249,13 @@ impl State {
         }
     }
 
+    /// As [`at`](Self::at), and counts as use of the queue.
+    pub fn used(&mut self, queue: u64, now_ms: u64, fx: &mut Effects) -> Result<(&mut Queue, &mut TopicLog), BrokerError> {
+        let (queue, log) = self.at(queue, now_ms, fx)?;
+        queue.active_ms = now_ms;
+        Ok((queue, log))
+    }
+
     /// The queue and its topic's index, after what is due by `now_ms` was carried out.
     pub fn at(&mut self, queue: u64, now_ms: u64, fx: &mut Effects) -> Result<(&mut Queue, &mut TopicLog), BrokerError> {
         let slot = self.queues.get_mut(&queue).ok_or(BrokerError::Gone)?;
@@ -266,6 +278,7 @@ impl State {
         self.sessions.remove(&session.id);
         if let Some(slot) = self.queues.get_mut(&queue) {
             slot.queue.session(session.id, false);
+            slot.queue.active_ms = self.now_ms;
             slot.hungry.retain(|s| s.id != session.id);
         }
         // It may have been woken for something it will not fetch now.
@@ -422,13 +435,14 @@ impl State {
     fn replay_on(&mut self, queue: u64, now_ms: u64, f: impl FnOnce(&mut Queue, &mut TopicLog, &mut Effects)) {
         self.tick(now_ms);
         let mut fx = Effects::default();
-        if let Ok((queue, log)) = self.at(queue, now_ms, &mut fx) {
+        if let Ok((queue, log)) = self.used(queue, now_ms, &mut fx) {
             f(queue, log, &mut fx);
         }
     }
 
     pub fn seek(&mut self, queue: u64, target: SeekTarget, now_ms: u64, fx: &mut Effects) -> Result<(), BrokerError> {
         let slot = self.queues.get_mut(&queue).ok_or(BrokerError::Gone)?;
+        slot.queue.active_ms = now_ms;
         let topic = slot.queue.config.topic.incarnation;
         let log = self.topics.get_mut(&topic).ok_or(BrokerError::Gone)?;
         match target {

@@ -113,6 +113,11 @@ impl Queue {
         }
     }
 
+    /// Whether any session waits on the queue.
+    pub fn has_sessions(&self) -> bool {
+        !self.keys.sessions.is_empty()
+    }
+
     /// Decides anew to whom a key's line is offered.
     pub(super) fn key_changed(&mut self, key: u64, fx: &mut Effects) {
         let Keys { keys, free, owned, blocked, sessions } = &mut self.keys;

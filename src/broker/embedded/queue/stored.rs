@@ -25,6 +25,7 @@ impl Queue {
             floor_ms: self.floor_ms,
             unacked: self.unacked,
             unacked_bytes: self.unacked_bytes,
+            active_ms: self.active_ms,
             settled,
             blocks: self.blocks,
         }
@@ -57,6 +58,7 @@ impl Queue {
             floor_ms: stored.floor_ms,
             unacked: stored.unacked,
             unacked_bytes: stored.unacked_bytes,
+            active_ms: stored.active_ms,
             settled: stored.settled.iter().map(|(_, s, l)| (*s, *l)).collect(),
             settled_order: stored.settled.iter().map(|(at, s, _)| (*at, *s)).collect(),
             redelivered_last: false,
@@ -91,5 +93,6 @@ pub struct StoredQueue {
     floor_ms: u64,
     unacked: u64,
     unacked_bytes: u64,
+    active_ms: u64,
     settled: Vec<(u64, u64, u64)>,
 }

@@ -135,7 +135,7 @@ async fn the_last_attempt_makes_a_dead_letter() {
     rig.modify(&queue, &third, 0).await;
     let dead = rig.broker.take_dead_letters(&queue, 10, hold).await.unwrap();
     rig.broker.settle_dead_letters(&queue, &[dead[0].token], true).await.unwrap();
-    assert_eq!(rig.broker.stats(&queue).await.unwrap(), QueueStats::default());
+    assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 0);
 }
 
 #[tokio::test]
@@ -292,7 +292,7 @@ async fn messages_beyond_retention_vanish_even_under_lease() {
     assert_eq!(rig.lease(&queue, &session, 1).await.len(), 1);
     rig.pass(600_001);
     assert!(rig.pull(&queue, 5).await.is_empty());
-    assert_eq!(rig.broker.stats(&queue).await.unwrap(), QueueStats::default());
+    assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 0);
     assert_eq!(session.outstanding_messages(), 0);
 }
 
@@ -350,4 +350,23 @@ async fn a_stale_route_is_refused_and_a_closed_queue_is_gone() {
     rig.broker.change(close).await.unwrap();
     assert_eq!(rig.broker.stats(&queue).await, Err(BrokerError::Gone));
     assert_eq!(rig.broker.get(Kind::Subscription, "s1").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn use_of_a_queue_is_noted_and_looking_at_it_is_not_use() {
+    let mut rig = Rig::new().await;
+    let queue = rig.queue(1, |_| {}).await;
+    let active = async |rig: &Rig| rig.broker.stats(&queue).await.unwrap().last_active_ms - START_MS;
+    rig.pass(1000);
+    assert_eq!(active(&rig).await, 0);
+    rig.pull(&queue, 1).await;
+    assert_eq!(active(&rig).await, 1000);
+    let session = rig.session(&queue);
+    rig.pass(1000);
+    assert_eq!(active(&rig).await, 2000);
+    rig.broker.detach(&queue, &session);
+    rig.pass(1000);
+    assert_eq!(active(&rig).await, 2000);
+    rig.broker.touch(&queue).await.unwrap();
+    assert_eq!(active(&rig).await, 3000);
 }
