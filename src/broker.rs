@@ -193,8 +193,17 @@ pub struct Target {
 pub struct Route {
     /// Grows whenever a queue is attached or taken away.
     pub version: u64,
-    /// Full names of the subscriptions, sorted.
-    pub subscriptions: Vec<String>,
+    /// The subscriptions, sorted by name.
+    pub subscriptions: Vec<Attached>,
+}
+
+/// A subscription whose queue is attached to a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// Full name.
+    pub name: String,
+    /// Incarnation of its queue.
+    pub incarnation: u64,
 }
 
 /// What an append assigned.

@@ -40,8 +40,8 @@ use self::{
     timer::Timer,
 };
 use super::{
-    Append, Appended, Broker, BrokerError, Change, DeadLetter, DeadlineChange, Effect, Event, Kind, LeaseRequest, LeaseToken,
-    Leased, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
+    Append, Appended, Attached, Broker, BrokerError, Change, DeadLetter, DeadlineChange, Effect, Event, Kind, LeaseRequest,
+    LeaseToken, Leased, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
 };
 
 /// Events a slow follower may fall behind by before it has to read everything again.
@@ -283,7 +283,9 @@ impl Broker for Embedded {
     async fn route(&self, topic: &TopicRef) -> Result<Route, BrokerError> {
         let state = self.shared.state.lock();
         let log = state.topics.get(&topic.incarnation).filter(|t| !t.closed).ok_or(BrokerError::Gone)?;
-        Ok(Route { version: log.route_version, subscriptions: log.attached.keys().cloned().collect() })
+        let attached = |(name, incarnation): (&String, &u64)| Attached { name: name.clone(), incarnation: *incarnation };
+        let subscriptions = log.attached.iter().map(attached).collect();
+        Ok(Route { version: log.route_version, subscriptions })
     }
 
     async fn append(&self, append: Append) -> Result<Appended, BrokerError> {
