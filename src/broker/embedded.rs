@@ -61,6 +61,8 @@ struct Shared {
     timer: Timer,
     next_message_id: AtomicU64,
     closed: AtomicBool,
+    /// The end was asked for, so that a last checkpoint is worth its time.
+    orderly: AtomicBool,
 }
 
 impl From<LogError> for BrokerError {
@@ -125,6 +127,7 @@ impl Embedded {
             timer: Timer::default(),
             next_message_id: AtomicU64::new(next_message_id),
             closed: AtomicBool::new(false),
+            orderly: AtomicBool::new(false),
         });
         shared.log.on_durable(Box::new({
             let shared = Arc::downgrade(&shared);
@@ -144,6 +147,10 @@ impl Embedded {
 impl Drop for Embedded {
     fn drop(&mut self) {
         self.shared.stop();
+        for worker in self.workers.lock().drain(..) {
+            // A worker that panicked has said so.
+            let _ = worker.join();
+        }
     }
 }
 
@@ -489,6 +496,7 @@ impl Broker for Embedded {
     }
 
     async fn close(&self) {
+        self.shared.orderly.store(true, Ordering::Release);
         self.shared.stop();
         let workers = std::mem::take(&mut *self.workers.lock());
         // Joining waits for the last checkpoint, so it must not hold up a runtime thread.

@@ -4,9 +4,9 @@ use std::{
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -23,8 +23,8 @@ const NAME: &str = "checkpoint";
 const PERIOD: Duration = Duration::from_secs(5);
 /// Log bytes that always make one worth it; a start repeats this much in well under a second.
 const LOG_BYTES: u64 = 128 << 20;
-/// Log bytes below which even an idle broker bothers not.
-const IDLE_BYTES: u64 = 1 << 20;
+/// After this long any growth makes one worth it: the space of what was consumed comes back.
+const IDLE: Duration = Duration::from_secs(60);
 
 /// Reads a directory's checkpoint: the state, and the log position after it.
 pub fn read(directory: &Path) -> Result<(State, Option<u64>), BrokerError> {
@@ -53,7 +53,7 @@ pub fn read(directory: &Path) -> Result<(State, Option<u64>), BrokerError> {
 }
 
 /// Writes the state out and lets go of the log before it. Answers the checkpoint's bytes.
-fn write(shared: &Shared, directory: Option<&Path>) -> Result<u64, BrokerError> {
+pub(super) fn write(shared: &Shared, directory: Option<&Path>) -> Result<u64, BrokerError> {
     let (stored, position) = {
         let mut state = shared.state.lock();
         let now_ms = state.tick(shared.clock.now_ms());
@@ -99,13 +99,16 @@ pub(super) fn spawn(shared: &Arc<Shared>, directory: Option<PathBuf>) -> JoinHan
     let shared = shared.clone();
     std::thread::spawn(move || {
         let directory = directory.as_deref();
-        let (mut last, mut size) = (shared.log.position(), 0);
+        let (mut last, mut size, mut at) = (shared.log.position(), 0, Instant::now());
         loop {
             let go_on = shared.timer.pause(PERIOD);
             let grown = shared.log.position().saturating_sub(last);
-            let worth =
-                grown > LOG_BYTES.max(2 * size) || (grown > IDLE_BYTES && shared.log.short_of_space()) || (!go_on && grown > 0);
-            if worth {
+            let worth = match go_on {
+                true => grown > LOG_BYTES.max(2 * size) || shared.log.short_of_space() || at.elapsed() > IDLE,
+                false => shared.orderly.load(Ordering::Acquire),
+            };
+            if worth && grown > 0 {
+                at = Instant::now();
                 let position = shared.log.position();
                 match write(&shared, directory) {
                     Ok(written) => (last, size) = (position, written),

@@ -35,6 +35,23 @@ impl Rig {
         Self::on(broker, clock, retention_ms).await
     }
 
+    /// A broker on disk. Nothing is synced: the process doesn't die with the power.
+    pub async fn on_disk(directory: &Path) -> Self {
+        let clock = Arc::new(AtomicU64::new(START_MS));
+        let options = LogOptions::on_disk(directory, Durability::None);
+        let broker = Embedded::start(options, Clock::Manual(clock.clone())).unwrap();
+        Self::on(broker, clock, None).await
+    }
+
+    /// The broker again, from what is on disk.
+    pub fn restart(self, directory: &Path) -> Self {
+        let Self { broker, clock, topic, versions } = self;
+        drop(broker);
+        let options = LogOptions::on_disk(directory, Durability::None);
+        let broker = Embedded::start(options, Clock::Manual(clock.clone())).unwrap();
+        Self { broker, clock, topic, versions }
+    }
+
     pub async fn on(broker: Arc<Embedded>, clock: Arc<AtomicU64>, retention_ms: Option<u64>) -> Self {
         let topic = TopicRef { channel: "p/topic".into(), incarnation: 1 };
         let rig = Self { broker, clock, topic: topic.clone(), versions: Default::default() };

@@ -24,6 +24,7 @@ pub struct Timer {
     stopped: AtomicBool,
     lock: Mutex<()>,
     changed: Condvar,
+    ended: Condvar,
 }
 
 impl Default for Timer {
@@ -33,6 +34,7 @@ impl Default for Timer {
             stopped: AtomicBool::new(false),
             lock: Mutex::new(()),
             changed: Condvar::new(),
+            ended: Condvar::new(),
         }
     }
 }
@@ -52,6 +54,7 @@ impl Timer {
         self.stopped.store(true, Ordering::Release);
         drop(self.lock.lock());
         self.changed.notify_all();
+        self.ended.notify_all();
     }
 
     pub fn stopped(&self) -> bool {
@@ -77,7 +80,7 @@ impl Timer {
         let mut guard = self.lock.lock();
         let until = std::time::Instant::now() + time;
         while !self.stopped() {
-            if self.changed.wait_until(&mut guard, until).timed_out() {
+            if self.ended.wait_until(&mut guard, until).timed_out() {
                 return true;
             }
         }

@@ -1,6 +1,9 @@
 //! Random operations against a naive account of what the port promises.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use proptest::prelude::*;
 
@@ -21,6 +24,7 @@ enum Step {
     SeekBack,
     Snapshot,
     SeekSnapshot,
+    Restart { checkpoint: bool },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -35,6 +39,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::SeekBack),
         1 => Just(Step::Snapshot),
         1 => Just(Step::SeekSnapshot),
+        2 => any::<bool>().prop_map(|checkpoint| Step::Restart { checkpoint }),
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -59,8 +64,11 @@ struct Account {
     held: Vec<(u64, Leased)>,
 }
 
-async fn run(steps: Vec<Step>, kinds: Kinds) {
-    let mut rig = Rig::new().await;
+async fn run(steps: Vec<Step>, kinds: Kinds, directory: Option<&Path>) {
+    let mut rig = match directory {
+        Some(directory) => Rig::on_disk(directory).await,
+        None => Rig::new().await,
+    };
     let config = |c: &mut QueueConfig| {
         c.ordered = kinds.ordered;
         c.exactly_once = kinds.exactly_once;
@@ -68,7 +76,7 @@ async fn run(steps: Vec<Step>, kinds: Kinds) {
         c.retry = kinds.backoff.then(|| retry(500, 4000).unwrap());
     };
     let queue = rig.queue(1, config).await;
-    let sessions = [rig.session(&queue), rig.session(&queue), rig.session(&queue)];
+    let mut sessions = [rig.session(&queue), rig.session(&queue), rig.session(&queue)];
     let mut account = Account::default();
     for step in steps {
         match step {
@@ -104,6 +112,15 @@ async fn run(steps: Vec<Step>, kinds: Kinds) {
                 account.snapshot = Some((account.unacked.clone(), account.published.len()));
             }
             Step::Snapshot => {}
+            Step::Restart { checkpoint } => {
+                if let Some(directory) = directory {
+                    if checkpoint {
+                        checkpoint::write(&rig.broker.shared, Some(directory)).unwrap();
+                    }
+                    rig = rig.restart(directory);
+                    sessions = [rig.session(&queue), rig.session(&queue), rig.session(&queue)];
+                }
+            }
             Step::SeekSnapshot => {
                 if let Some((unacked, count)) = &account.snapshot {
                     rig.broker.seek(&queue, SeekTarget::Snapshot(9)).await.unwrap();
@@ -116,9 +133,7 @@ async fn run(steps: Vec<Step>, kinds: Kinds) {
         assert_eq!(stats.undelivered_messages, account.unacked.len() as u64);
     }
     drain(&rig, &queue, account, kinds).await;
-    for session in sessions {
-        assert_eq!(session.outstanding_messages(), 0);
-    }
+    assert!(sessions.iter().all(|s| s.outstanding_messages() == 0));
 }
 
 async fn publish(rig: &Rig, account: &mut Account, keys: &[u8]) {
@@ -231,6 +246,16 @@ proptest! {
         (ordered, exactly_once, backoff, retain) in any::<(bool, bool, bool, bool)>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(run(steps, Kinds { ordered, exactly_once, backoff, retain }));
+        runtime.block_on(run(steps, Kinds { ordered, exactly_once, backoff, retain }, None));
+    }
+
+    #[test]
+    fn random_operations_and_restarts_keep_the_promises(
+        steps in steps(),
+        (ordered, exactly_once, backoff, retain) in any::<(bool, bool, bool, bool)>(),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(run(steps, Kinds { ordered, exactly_once, backoff, retain }, Some(directory.path())));
     }
 }
