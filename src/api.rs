@@ -1,4 +1,5 @@
 //! Transports: gRPC and REST. Both share every validator and the one table from errors to status.
 
 pub mod proto;
+pub mod rest;
 pub mod status;
