@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::{
@@ -10,13 +11,27 @@ use crate::{
 };
 
 pub mod catalog;
+pub mod draft;
 pub mod error;
+mod janitor;
+mod listing;
+mod mask;
+pub mod publish;
 mod record;
 mod secret;
+mod seek;
+mod snapshots;
+mod subscriptions;
+mod topics;
+pub mod validate;
 
 pub use catalog::{SubscriptionEntry, TopicEntry};
 pub use error::{AckFailure, Error};
+pub use listing::{Page, PageRequest};
 pub use secret::Secret;
+pub use seek::SeekTo;
+pub use snapshots::SnapshotView;
+pub use subscriptions::SubscriptionView;
 
 /// Settings the use cases obey.
 #[derive(Debug, Clone)]
@@ -75,7 +90,7 @@ pub struct Connector {
     options: Options,
     secret: Secret,
     catalog: Arc<catalog::Catalog>,
-    tasks: Vec<AbortHandle>,
+    tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl Connector {
@@ -88,8 +103,11 @@ impl Connector {
         let secret = Secret::load_or_create(broker.as_ref()).await?;
         let catalog = Arc::new(catalog::Catalog::new(broker.clone()));
         let follower = tokio::spawn(catalog::follow(Arc::downgrade(&catalog), broker.events()));
-        let tasks = vec![follower.abort_handle()];
-        Ok(Arc::new(Self { broker, options, secret, catalog, tasks }))
+        let tasks = Mutex::new(vec![follower.abort_handle()]);
+        let connector = Arc::new(Self { broker, options, secret, catalog, tasks });
+        let janitor = tokio::spawn(janitor::run(Arc::downgrade(&connector)));
+        connector.tasks.lock().push(janitor.abort_handle());
+        Ok(connector)
     }
 
     /// The broker behind the use cases.
@@ -133,7 +151,7 @@ impl Connector {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        for task in &self.tasks {
+        for task in self.tasks.get_mut().drain(..) {
             task.abort();
         }
     }

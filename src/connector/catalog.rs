@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Error, record};
 use crate::{
-    broker::{Broker, Event, Kind, QueueRef, Record, TopicRef},
+    broker::{Broker, BrokerError, Change, Event, Kind, QueueRef, Record, TopicRef},
     model::{Subscription, SubscriptionName, Topic, TopicName},
     rules::filter::Filter,
 };
@@ -34,7 +34,37 @@ pub struct TopicEntry {
     pub version: u64,
     /// How the broker knows the topic.
     pub reference: TopicRef,
-    retired: CancellationToken,
+    route: RwLock<Option<Arc<Route>>>,
+}
+
+/// The queues of a topic and what they take.
+#[derive(Debug, Default)]
+pub(super) struct Route {
+    /// As the broker counts it.
+    pub version: u64,
+    pub targets: Vec<RouteTarget>,
+    /// The different filters of the targets.
+    pub filters: Vec<Filter>,
+}
+
+/// One queue of a route.
+#[derive(Debug)]
+pub(super) struct RouteTarget {
+    pub queue: QueueRef,
+    /// Index of its filter; none takes every message.
+    pub filter: Option<usize>,
+}
+
+impl Route {
+    pub fn add(&mut self, queue: QueueRef, filter: Option<&Filter>) {
+        let filter = filter.map(|filter| {
+            self.filters.iter().position(|known| known == filter).unwrap_or_else(|| {
+                self.filters.push(filter.clone());
+                self.filters.len() - 1
+            })
+        });
+        self.targets.push(RouteTarget { queue, filter });
+    }
 }
 
 /// A subscription as remembered.
@@ -52,7 +82,26 @@ pub struct SubscriptionEntry {
 
 impl TopicEntry {
     fn new(topic: Topic, version: u64) -> Self {
-        Self { reference: topic_ref(&topic.name, topic.incarnation), topic, version, retired: CancellationToken::new() }
+        Self { reference: topic_ref(&topic.name, topic.incarnation), topic, version, route: RwLock::new(None) }
+    }
+
+    pub(super) fn route(&self) -> Option<Arc<Route>> {
+        self.route.read().clone()
+    }
+
+    pub(super) fn remember_route(&self, route: Arc<Route>) {
+        let mut known = self.route.write();
+        if known.as_ref().is_none_or(|known| known.version < route.version) {
+            *known = Some(route);
+        }
+    }
+
+    /// The broker called this version stale.
+    pub(super) fn forget_route(&self, version: u64) {
+        let mut known = self.route.write();
+        if known.as_ref().is_some_and(|known| known.version <= version) {
+            *known = None;
+        }
     }
 }
 
@@ -99,9 +148,7 @@ impl Entry for TopicEntry {
     fn version(&self) -> u64 {
         self.version
     }
-    fn retire(&self) {
-        self.retired.cancel();
-    }
+    fn retire(&self) {}
 }
 
 impl Entry for SubscriptionEntry {
@@ -212,7 +259,6 @@ impl Catalog {
     }
 
     /// Reads a record past the cache: the truth at this moment, with its version.
-    #[expect(dead_code, reason = "the next use cases need it")]
     pub async fn read<T: DeserializeOwned>(&self, kind: Kind, name: &str) -> Result<Option<(T, u64)>, Error> {
         match self.broker.get(kind, name).await? {
             Some(found) => Ok(Some((record::decode(&found)?, found.version))),
@@ -242,6 +288,19 @@ impl Catalog {
                 return Ok(Some(entry));
             }
         }
+    }
+
+    /// Carries out a change and forgets the resource. The change goes on if the caller stops waiting, so that a remembered
+    /// entry can't outlive it.
+    pub async fn change(self: &Arc<Self>, change: Change) -> Result<u64, BrokerError> {
+        let catalog = self.clone();
+        let task = tokio::spawn(async move {
+            let (kind, name) = (change.kind, change.name.clone());
+            let outcome = catalog.broker.change(change).await;
+            catalog.apply(&Event::RecordChanged { kind, name });
+            outcome
+        });
+        task.await.unwrap_or_else(|e| Err(BrokerError::Unavailable(format!("the change was interrupted: {e}"))))
     }
 
     pub fn forget_topic(&self, name: &str) {

@@ -1,0 +1,220 @@
+//! Publishing: check the messages, find the queues that take them, append once.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+
+use super::{
+    Connector, Error, SubscriptionEntry, TopicEntry,
+    catalog::{Route, RouteTarget},
+};
+use crate::{
+    broker::{Append, Appended, Attached, BrokerError, Target},
+    model::{
+        EncodedMessage, SubscriptionName, TopicName,
+        limits::{MAX_PUBLISH_BYTES, MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES},
+    },
+    rules::filter::Filter,
+};
+
+/// Attempts at one append while subscriptions come and go. Each failed one had another client's change go first.
+const APPEND_TRIES: usize = 16;
+/// Subscription records read at a time when a topic's route is built.
+const ROUTE_READS: usize = 64;
+
+/// Checks the size of a publish request in its encoding.
+///
+/// # Errors
+/// [`Error::PayloadTooLarge`] beyond what a front end takes, [`Error::TooLarge`] beyond 10,000,000 bytes.
+pub fn check_request_size(encoded_bytes: usize) -> Result<(), Error> {
+    if encoded_bytes > MAX_REQUEST_BYTES {
+        return Err(Error::PayloadTooLarge(MAX_REQUEST_BYTES));
+    }
+    if encoded_bytes > MAX_PUBLISH_BYTES {
+        return Err(Error::TooLarge {
+            field: "request_size",
+            passed: encoded_bytes.to_string(),
+            maximum: MAX_PUBLISH_BYTES.to_string(),
+        });
+    }
+    Ok(())
+}
+
+fn check_count(count: usize) -> Result<(), Error> {
+    let (field, passed) = ("message_count", count.to_string());
+    match count {
+        0 => Err(Error::TooSmall { field, passed, minimum: "1".into() }),
+        1..=MAX_PUBLISH_MESSAGES => Ok(()),
+        _ => Err(Error::TooLarge { field, passed, maximum: MAX_PUBLISH_MESSAGES.to_string() }),
+    }
+}
+
+impl Connector {
+    /// Publishes 1 to 1000 encoded `PubsubMessage`s to a topic and answers their ids in order. They are stored durably, all
+    /// or none.
+    ///
+    /// # Errors
+    /// A message or the count out of bounds, an unknown topic, or the broker's refusal.
+    pub async fn publish(&self, name: &TopicName, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
+        check_count(messages.len())?;
+        let topic = self.topic(name).await?;
+        let messages = messages.into_iter().map(|wire| self.scan(wire)).collect::<Result<Vec<_>, _>>()?;
+        let messages = self.prepare(&topic, messages)?;
+        Ok(self.append(name, messages).await?.message_ids)
+    }
+
+    /// Publishes messages that were checked already, or that the server itself made (dead letters), past the limits on
+    /// counts and sizes.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub async fn publish_checked(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Vec<u64>, Error> {
+        Ok(self.append(name, messages).await?.message_ids)
+    }
+
+    fn scan(&self, wire: Bytes) -> Result<EncodedMessage, Error> {
+        let maximum = self.options().max_message_bytes;
+        if wire.len() > maximum {
+            return Err(Error::TooLarge { field: "message_size", passed: wire.len().to_string(), maximum: maximum.to_string() });
+        }
+        Ok(EncodedMessage::scan(wire)?)
+    }
+
+    /// What a topic does to messages before they are stored. Its schema and transforms take their place here.
+    fn prepare(&self, _topic: &TopicEntry, messages: Vec<EncodedMessage>) -> Result<Vec<EncodedMessage>, Error> {
+        Ok(messages)
+    }
+
+    async fn append(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Appended, Error> {
+        for _ in 0..APPEND_TRIES {
+            let topic = self.topic(name).await?;
+            let Some(route) = self.route(&topic).await? else {
+                self.catalog.forget_topic(name.as_str());
+                continue;
+            };
+            let append = Append {
+                topic: topic.reference.clone(),
+                messages: messages.clone(),
+                targets: targets(&route, &messages),
+                route_version: route.version,
+            };
+            match self.broker().append(append).await {
+                Ok(appended) => return Ok(appended),
+                Err(BrokerError::Stale) => topic.forget_route(route.version),
+                Err(BrokerError::Gone) => self.catalog.forget_topic(name.as_str()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::Contended)
+    }
+
+    /// The queues of a topic with their filters, remembered until the broker calls them stale; none when the broker does
+    /// not know the topic.
+    async fn route(&self, topic: &TopicEntry) -> Result<Option<Arc<Route>>, Error> {
+        if let Some(route) = topic.route() {
+            return Ok(Some(route));
+        }
+        let found = match self.broker().route(&topic.reference).await {
+            Ok(found) => found,
+            Err(BrokerError::Gone) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let entries: Vec<_> = futures::stream::iter(&found.subscriptions)
+            .map(|attached| self.attached(attached))
+            .buffered(ROUTE_READS)
+            .try_collect()
+            .await?;
+        let complete = entries.iter().all(Option::is_some);
+        let mut route = Route { version: found.version, ..Route::default() };
+        for entry in entries.into_iter().flatten() {
+            route.add(entry.queue.clone(), entry.filter.as_ref());
+        }
+        let route = Arc::new(route);
+        // A subscription that is just being created or deleted may lack its record: good for once, not to be remembered.
+        if complete {
+            topic.remember_route(route.clone());
+        }
+        Ok(Some(route))
+    }
+
+    /// The subscription behind an attached queue; none when its record is not that queue's.
+    async fn attached(&self, attached: &Attached) -> Result<Option<Arc<SubscriptionEntry>>, Error> {
+        let Ok(name) = SubscriptionName::parse(&attached.name) else {
+            return Err(Error::Internal(format!("a topic's route names '{}'", attached.name)));
+        };
+        let fits = |entry: &Arc<SubscriptionEntry>| entry.queue.incarnation == attached.incarnation;
+        if let Some(entry) = self.catalog.subscription(&name).await?.filter(fits) {
+            return Ok(Some(entry));
+        }
+        self.catalog.forget_subscription(name.as_str());
+        Ok(self.catalog.subscription(&name).await?.filter(fits))
+    }
+}
+
+/// Which queue takes which messages. Every filter is asked once a message, however many subscriptions share it.
+fn targets(route: &Route, messages: &[EncodedMessage]) -> Vec<Target> {
+    let kept_out = |filter: &Filter| -> Vec<u32> {
+        let refused = messages.iter().enumerate().filter(|(_, message)| !filter.matches(message));
+        refused.map(|(index, _)| index as u32).collect()
+    };
+    let filtered: Vec<Vec<u32>> = route.filters.iter().map(kept_out).collect();
+    let target = |target: &RouteTarget| Target {
+        queue: target.queue.clone(),
+        filtered: target.filter.map(|filter| filtered[filter].clone()).unwrap_or_default(),
+    };
+    route.targets.iter().map(target).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::broker::QueueRef;
+
+    #[test]
+    fn request_sizes_are_bounded_twice() {
+        assert_eq!(check_request_size(10_000_000), Ok(()));
+        assert_eq!(
+            check_request_size(10_000_001).unwrap_err().to_string(),
+            "The value for request_size is too large. You passed 10000001 in the request, but the maximum value is 10000000."
+        );
+        assert!(matches!(check_request_size(10_485_760), Err(Error::TooLarge { .. })));
+        assert_eq!(
+            check_request_size(10_485_761).unwrap_err().to_string(),
+            "Request payload size exceeds the limit: 10485760 bytes."
+        );
+    }
+
+    #[test]
+    fn one_to_a_thousand_messages_are_published_at_a_time() {
+        assert_eq!((check_count(1), check_count(1000)), (Ok(()), Ok(())));
+        assert_eq!(
+            check_count(0).unwrap_err().to_string(),
+            "The value for message_count is too small. You passed 0 in the request, but the minimum value is 1."
+        );
+        assert_eq!(
+            check_count(1001).unwrap_err().to_string(),
+            "The value for message_count is too large. You passed 1001 in the request, but the maximum value is 1000."
+        );
+    }
+
+    #[test]
+    fn queues_with_equal_filters_share_one_verdict() {
+        let queue = |incarnation| QueueRef { channel: "p/s".into(), incarnation };
+        let (keep, other) = (Filter::parse("attributes:keep").unwrap(), Filter::parse("attributes:other").unwrap());
+        let mut route = Route::default();
+        route.add(queue(1), None);
+        route.add(queue(2), Some(&keep));
+        route.add(queue(3), Some(&other));
+        route.add(queue(4), Some(&keep));
+        assert_eq!(route.filters.len(), 2);
+        let messages = [
+            EncodedMessage::encode(b"x", [("keep", "")], ""),
+            EncodedMessage::encode(b"x", [("other", "")], ""),
+            EncodedMessage::encode(b"x", [], ""),
+        ];
+        let targets = targets(&route, &messages);
+        let filtered: Vec<_> = targets.iter().map(|t| (t.queue.incarnation, t.filtered.clone())).collect();
+        assert_eq!(filtered, [(1, vec![]), (2, vec![1, 2]), (3, vec![0, 2]), (4, vec![1, 2])]);
+    }
+}
