@@ -120,7 +120,7 @@ impl Connector {
             Err(BrokerError::Gone) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let entries: Vec<_> = futures::stream::iter(&found.subscriptions)
+        let entries: Vec<_> = futures::stream::iter(found.subscriptions)
             .map(|attached| self.attached(attached))
             .buffered(ROUTE_READS)
             .try_collect()
@@ -139,7 +139,7 @@ impl Connector {
     }
 
     /// The subscription behind an attached queue; none when its record is not that queue's.
-    async fn attached(&self, attached: &Attached) -> Result<Option<Arc<SubscriptionEntry>>, Error> {
+    async fn attached(&self, attached: Attached) -> Result<Option<Arc<SubscriptionEntry>>, Error> {
         let Ok(name) = SubscriptionName::parse(&attached.name) else {
             return Err(Error::Internal(format!("a topic's route names '{}'", attached.name)));
         };

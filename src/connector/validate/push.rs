@@ -56,18 +56,19 @@ fn is_http_url(url: &str) -> bool {
 }
 
 fn is_host_and_port(text: &str) -> bool {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => match rest.split_once(']') {
-            Some((host, after)) if host.parse::<std::net::Ipv6Addr>().is_ok() => (host, after.strip_prefix(':').or(Some(after))),
-            _ => return false,
-        },
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
+    // Behind the host there is nothing, or a colon and perhaps a port.
+    let (host_is_legal, rest) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let Some((host, rest)) = rest.split_once(']') else { return false };
+            (host.parse::<std::net::Ipv6Addr>().is_ok(), rest)
+        }
+        None => {
+            let (host, rest) = text.split_at(text.find(':').unwrap_or(text.len()));
+            (!host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~%".contains(&b)), rest)
+        }
     };
-    let host_is_legal = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:%".contains(&b));
-    host_is_legal && port.is_none_or(|port| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0))
+    let Some(port) = (if rest.is_empty() { Some("") } else { rest.strip_prefix(':') }) else { return false };
+    host_is_legal && (port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 #[cfg(test)]
