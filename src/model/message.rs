@@ -279,6 +279,20 @@ impl EncodedMessage {
         put_varint(out, nanos);
     }
 
+    /// The id and the publish time (milliseconds since the epoch) that [`seal`](Self::seal) put into a stored encoding.
+    pub fn sealed(wire: &[u8]) -> Option<(&str, u64)> {
+        let (mut id, mut time) = (None, None);
+        for field in fields(wire) {
+            let field = field.ok()?;
+            match field.number {
+                3 => id = text(&field).ok(),
+                4 => time = timestamp_ms(field.value),
+                _ => {}
+            }
+        }
+        Some((id?, time?))
+    }
+
     /// Upper bound of the bytes [`seal`](Self::seal) appends beyond the message itself.
     pub const SEAL_BYTES: usize = 48;
 }
@@ -297,6 +311,21 @@ fn check_attribute(key: &str, value: &str) -> Result<(), MessageError> {
         return Err(MessageError::ReservedAttributeKey(key.to_owned()));
     }
     Ok(())
+}
+
+/// The milliseconds of an encoded `google.protobuf.Timestamp`.
+fn timestamp_ms(wire: &[u8]) -> Option<u64> {
+    let (mut seconds, mut nanos) = (0, 0);
+    for field in fields(wire) {
+        let field = field.ok()?;
+        let value = read_varint(field.value, &mut 0).ok()?;
+        match field.number {
+            1 => seconds = value,
+            2 => nanos = value,
+            _ => {}
+        }
+    }
+    Some(seconds * 1000 + nanos / 1_000_000)
 }
 
 /// Copies only the fields a publisher may set: data, attributes and ordering key.
@@ -373,6 +402,7 @@ mod tests {
         scanned.seal(1234567890123456, 1_700_000_000_123, &mut sealed);
         let ids: Vec<_> = fields(&sealed).map(|f| f.unwrap()).filter(|f| f.number == 3).map(|f| f.value.to_vec()).collect();
         assert_eq!(ids, [b"1234567890123456".to_vec()]);
+        assert_eq!(EncodedMessage::sealed(&sealed), Some(("1234567890123456", 1_700_000_000_123)));
         assert_eq!(fields(&sealed).filter(|f| f.as_ref().unwrap().number == 4).count(), 1);
     }
 

@@ -1,0 +1,76 @@
+//! `google.iam.v1.IAMPolicy` for topics, subscriptions, snapshots and schemas.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status, async_trait};
+
+use crate::{
+    api::{
+        proto::iam::{
+            Binding, GetIamPolicyRequest, Policy, SetIamPolicyRequest, TestIamPermissionsRequest, TestIamPermissionsResponse,
+            iam_policy_server::IamPolicy,
+        },
+        status::to_status,
+    },
+    connector::{Connector, Error},
+    model::access::{self, AccessPolicy},
+};
+
+/// The service.
+pub struct IamPolicyService {
+    connector: Arc<Connector>,
+}
+
+impl IamPolicyService {
+    pub fn new(connector: Arc<Connector>) -> Self {
+        Self { connector }
+    }
+}
+
+fn to_proto((policy, etag): (AccessPolicy, bytes::Bytes)) -> Policy {
+    let binding = |b: access::Binding| Binding { role: b.role, members: b.members, condition: None };
+    Policy {
+        version: policy.version,
+        bindings: policy.bindings.into_iter().map(binding).collect(),
+        audit_configs: Vec::new(),
+        etag,
+    }
+}
+
+/// What the server would not act on is refused, not stored.
+fn from_proto(policy: Policy) -> Result<(AccessPolicy, bytes::Bytes), Error> {
+    if !policy.audit_configs.is_empty() {
+        return Err(Error::Unsupported("policy.audit_configs"));
+    }
+    if policy.bindings.iter().any(|b| b.condition.is_some()) {
+        return Err(Error::Unsupported("policy.bindings.condition"));
+    }
+    let binding = |b: Binding| access::Binding { role: b.role, members: b.members };
+    let bindings = policy.bindings.into_iter().map(binding).collect();
+    Ok((AccessPolicy { version: policy.version, bindings }, policy.etag))
+}
+
+#[async_trait]
+impl IamPolicy for IamPolicyService {
+    async fn set_iam_policy(&self, request: Request<SetIamPolicyRequest>) -> Result<Response<Policy>, Status> {
+        let request = request.into_inner();
+        let policy = request.policy.ok_or_else(|| Error::argument("policy", "it must be set"));
+        let (policy, etag) = policy.and_then(from_proto).map_err(to_status)?;
+        let stored = self.connector.set_policy(&request.resource, policy, &etag).await.map_err(to_status)?;
+        Ok(Response::new(to_proto(stored)))
+    }
+
+    async fn get_iam_policy(&self, request: Request<GetIamPolicyRequest>) -> Result<Response<Policy>, Status> {
+        let stored = self.connector.get_policy(&request.get_ref().resource).await.map_err(to_status)?;
+        Ok(Response::new(to_proto(stored)))
+    }
+
+    async fn test_iam_permissions(
+        &self,
+        request: Request<TestIamPermissionsRequest>,
+    ) -> Result<Response<TestIamPermissionsResponse>, Status> {
+        let request = request.into_inner();
+        let permissions = self.connector.test_permissions(&request.resource, request.permissions).await.map_err(to_status)?;
+        Ok(Response::new(TestIamPermissionsResponse { permissions }))
+    }
+}

@@ -1,0 +1,121 @@
+//! Push delivery: a consumer of a subscription whose sink is an HTTP endpoint.
+//!
+//! One worker a push subscription leases messages, posts them and settles them by the answer: 102, 200, 201, 202 and 204
+//! acknowledge, everything else, also a time-out or a broken connection, is a failed delivery. Source: the push page of
+//! the public Pub/Sub documentation.
+
+mod request;
+mod window;
+mod worker;
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    broker::{Event, Kind},
+    connector::{Connector, Error},
+    model::SubscriptionName,
+};
+
+/// How often the list of push subscriptions is compared with the workers, whatever the events said.
+const REVIEW: Duration = Duration::from_secs(60);
+/// Records read at once.
+const PAGE: usize = 500;
+
+/// All push workers of this node.
+pub struct Pusher {
+    connector: Arc<Connector>,
+    client: reqwest::Client,
+    workers: HashMap<String, CancellationToken>,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    /// Names of subscriptions whose worker has ended.
+    ended: mpsc::UnboundedReceiver<String>,
+    ends: mpsc::UnboundedSender<String>,
+}
+
+impl Pusher {
+    /// Prepares push delivery; [`run`](Self::run) does it.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when the HTTP client can't be set up, for example without any trusted certificates.
+    pub fn new(connector: Arc<Connector>, stop: CancellationToken) -> Result<Self, Error> {
+        let client = request::client().map_err(|e| Error::Internal(format!("HTTP client: {e}")))?;
+        let (ends, ended) = mpsc::unbounded_channel();
+        Ok(Self { connector, client, workers: HashMap::new(), tracker: TaskTracker::new(), stop, ended, ends })
+    }
+
+    /// Keeps one worker for every push subscription until told to stop; then waits for the requests under way.
+    pub async fn run(mut self) {
+        let mut events = self.connector.broker().events();
+        self.review().await;
+        loop {
+            let event = tokio::select! {
+                () = self.stop.cancelled() => break,
+                Some(name) = self.ended.recv() => {
+                    // What ended it may have changed again since.
+                    self.workers.remove(&name);
+                    self.look_at(&name).await;
+                    continue;
+                }
+                event = tokio::time::timeout(REVIEW, events.recv()) => event,
+            };
+            match event {
+                Ok(Ok(Event::RecordChanged { kind: Kind::Subscription, name })) => self.look_at(&name).await,
+                Ok(Ok(Event::RecordChanged { .. } | Event::DeadLetters(_))) => {}
+                Ok(Ok(Event::Reset) | Err(RecvError::Lagged(_))) | Err(_) => self.review().await,
+                Ok(Err(RecvError::Closed)) => break,
+            }
+        }
+        for worker in self.workers.values() {
+            worker.cancel();
+        }
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
+    /// Looks at every subscription.
+    async fn review(&mut self) {
+        let mut after = String::new();
+        loop {
+            let page = match self.connector.broker().list(Kind::Subscription, "projects/", &after, PAGE).await {
+                Ok(page) => page,
+                Err(error) => return tracing::warn!(%error, "push subscriptions can't be listed"),
+            };
+            for record in &page {
+                self.look_at(&record.name).await;
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE => after.clone_from(&last.name),
+                _ => return,
+            }
+        }
+    }
+
+    /// Starts or stops the worker of one subscription. A worker follows changes of its subscription by itself.
+    async fn look_at(&mut self, name: &str) {
+        if self.workers.contains_key(name) {
+            return;
+        }
+        let Ok(parsed) = SubscriptionName::parse(name) else { return };
+        let Ok(entry) = self.connector.subscription(&parsed).await else { return };
+        if !worker::wants_push(&entry) {
+            return;
+        }
+        let stop = self.stop.child_token();
+        self.workers.insert(name.to_owned(), stop.clone());
+        let worker = worker::run(self.connector.clone(), self.client.clone(), entry, stop);
+        let (ends, name) = (self.ends.clone(), name.to_owned());
+        self.tracker.spawn(async move {
+            worker.await;
+            // Nobody listens once the pusher itself has ended.
+            let _ = ends.send(name);
+        });
+    }
+}
