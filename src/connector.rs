@@ -16,6 +16,7 @@ pub mod error;
 mod janitor;
 mod listing;
 mod mask;
+mod policies;
 pub mod publish;
 mod record;
 mod secret;

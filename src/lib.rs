@@ -9,5 +9,6 @@ pub mod bench;
 pub mod broker;
 pub mod connector;
 pub mod model;
+pub mod push;
 pub mod rules;
 pub mod settings;

@@ -1,5 +1,6 @@
 //! The vocabulary every other layer speaks. Values are checked where they are made, so the rest can trust them.
 
+pub mod access;
 pub mod limits;
 pub mod message;
 pub mod names;

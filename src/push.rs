@@ -8,11 +8,7 @@ mod request;
 mod window;
 mod worker;
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::sync::{broadcast::error::RecvError, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};

@@ -4,15 +4,20 @@ use std::sync::Arc;
 
 use tonic::codec::CompressionEncoding;
 
-use super::proto::pubsub::{publisher_server::PublisherServer, subscriber_server::SubscriberServer};
+use super::proto::{
+    iam::iam_policy_server::IamPolicyServer,
+    pubsub::{publisher_server::PublisherServer, subscriber_server::SubscriberServer},
+};
 use crate::{connector::Connector, model::limits::MAX_REQUEST_BYTES};
 
 pub mod delivery;
 mod front;
+pub mod iam;
 pub mod publisher;
 pub mod subscriber;
 
 pub use front::Front;
+pub use iam::IamPolicyService;
 pub use publisher::PublisherService;
 pub use subscriber::SubscriberService;
 
@@ -24,6 +29,16 @@ pub use subscriber::SubscriberService;
 pub fn publisher(connector: Arc<Connector>) -> Front<PublisherServer<PublisherService>> {
     Front::new(
         PublisherServer::new(PublisherService::new(connector))
+            .max_decoding_message_size(MAX_REQUEST_BYTES)
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Deflate),
+    )
+}
+
+/// The IAMPolicy service, ready to be routed to.
+pub fn iam(connector: Arc<Connector>) -> Front<IamPolicyServer<IamPolicyService>> {
+    Front::new(
+        IamPolicyServer::new(IamPolicyService::new(connector))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),

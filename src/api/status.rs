@@ -48,7 +48,7 @@ pub fn code(error: &Error) -> Code {
         | Error::BacklogTooOld
         | Error::SnapshotOfOtherTopic { .. }
         | Error::AckIds(_) => Code::FailedPrecondition,
-        Error::Contended => Code::Aborted,
+        Error::Contended | Error::PolicyChanged => Code::Aborted,
         Error::Closing | Error::Unavailable(_) => Code::Unavailable,
         Error::Full(_) => Code::ResourceExhausted,
         Error::Internal(_) => Code::Internal,

@@ -91,6 +91,9 @@ pub enum Error {
         "Some acknowledgement ids in the request were invalid. This could be because the acknowledgement ids have expired or the acknowledgement ids were malformed."
     )]
     AckIds(Vec<(String, AckFailure)>),
+    /// An access policy's etag is no longer the current one.
+    #[error("There were concurrent policy changes. Please retry the whole read-modify-write with exponential backoff.")]
+    PolicyChanged,
     /// Concurrent changes of the same resource kept winning.
     #[error("The resource was changed at the same time by another request. Please try again.")]
     Contended,

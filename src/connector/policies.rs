@@ -130,7 +130,12 @@ impl Connector {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::PolicyChanged`] when the etag is out of date, or a part of the policy that is not legal.
-    pub async fn set_policy(&self, resource: &str, policy: AccessPolicy, expected: &[u8]) -> Result<(AccessPolicy, Bytes), Error> {
+    pub async fn set_policy(
+        &self,
+        resource: &str,
+        policy: AccessPolicy,
+        expected: &[u8],
+    ) -> Result<(AccessPolicy, Bytes), Error> {
         let resource = Resource::parse(resource)?;
         check(&policy)?;
         let incarnation = self.incarnation(&resource).await?.ok_or_else(|| Error::NotFound(resource.id.clone()))?;

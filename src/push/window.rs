@@ -81,7 +81,12 @@ mod tests {
     #[test]
     fn pauses_double_from_a_tenth_of_a_second() {
         let mut window = Window::default();
-        let pauses: Vec<u128> = (0..4).map(|_| { window.answered(false); window.pause().as_millis() }).collect();
+        let pauses: Vec<u128> = (0..4)
+            .map(|_| {
+                window.answered(false);
+                window.pause().as_millis()
+            })
+            .collect();
         assert_eq!(pauses, [100, 200, 400, 800]);
     }
 }

@@ -16,6 +16,9 @@ use crate::{
     model::access::{self, AccessPolicy},
 };
 
+/// Parts of a policy an update mask may name; the whole policy is replaced in any case.
+const MASK: &[&str] = &["bindings", "etag", "version"];
+
 /// The service.
 pub struct IamPolicyService {
     connector: Arc<Connector>,
@@ -54,6 +57,10 @@ fn from_proto(policy: Policy) -> Result<(AccessPolicy, bytes::Bytes), Error> {
 impl IamPolicy for IamPolicyService {
     async fn set_iam_policy(&self, request: Request<SetIamPolicyRequest>) -> Result<Response<Policy>, Status> {
         let request = request.into_inner();
+        if let Some(path) = request.update_mask.iter().flat_map(|m| &m.paths).find(|p| !MASK.contains(&p.as_str())) {
+            let why = format!("'{path}' is not one of bindings, etag and version");
+            return Err(to_status(Error::argument("update_mask", why)));
+        }
         let policy = request.policy.ok_or_else(|| Error::argument("policy", "it must be set"));
         let (policy, etag) = policy.and_then(from_proto).map_err(to_status)?;
         let stored = self.connector.set_policy(&request.resource, policy, &etag).await.map_err(to_status)?;
