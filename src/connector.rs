@@ -1,5 +1,7 @@
 //! The use cases of Pub/Sub, in the model's terms and the same on every engine.
 
+pub mod ack_id;
+
 use std::sync::Arc;
 
 use parking_lot::Mutex;
