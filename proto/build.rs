@@ -45,6 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .btree_map(".")
         .bytes(".")
+        .codec_path("crate::api::codec::Codec")
         .out_dir(&out)
         // The stored descriptors above are the true ones; tonic must not write the changed ones beside them.
         .skip_protoc_run()

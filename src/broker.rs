@@ -415,6 +415,10 @@ pub trait Broker: Send + Sync + 'static {
     /// Counts as use of the queue, for the expiration of idle subscriptions.
     async fn touch(&self, queue: &QueueRef) -> Result<(), BrokerError>;
 
+    /// The attached session will not lease for a while: until it does, it is not woken for messages, and a wake it was given
+    /// goes to another. Engines that wake every session need not do anything.
+    fn rest(&self, _queue: &QueueRef, _session: &Arc<Session>) {}
+
     /// Leases available messages; an empty answer means that there are none for this session, which is woken later if it
     /// is attached.
     async fn lease(&self, request: LeaseRequest) -> Result<Vec<Leased>, BrokerError>;

@@ -1,7 +1,5 @@
 //! The use cases of Pub/Sub, in the model's terms and the same on every engine.
 
-pub mod ack_id;
-
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -12,7 +10,9 @@ use crate::{
     model::{SubscriptionName, TopicName},
 };
 
+pub mod ack_id;
 pub mod catalog;
+mod channel;
 pub mod draft;
 pub mod error;
 mod janitor;
@@ -20,9 +20,12 @@ mod listing;
 mod mask;
 mod policies;
 pub mod publish;
+pub mod pull;
 mod record;
 mod secret;
 mod seek;
+pub mod session;
+mod settle;
 mod snapshots;
 mod subscriptions;
 mod topics;
@@ -93,6 +96,7 @@ pub struct Connector {
     options: Options,
     secret: Secret,
     catalog: Arc<catalog::Catalog>,
+    delivery: channel::Delivery,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -107,10 +111,22 @@ impl Connector {
         let catalog = Arc::new(catalog::Catalog::new(broker.clone()));
         let follower = tokio::spawn(catalog::follow(Arc::downgrade(&catalog), broker.events()));
         let tasks = Mutex::new(vec![follower.abort_handle()]);
-        let connector = Arc::new(Self { broker, options, secret, catalog, tasks });
+        let delivery = channel::Delivery::new(broker.clone(), &options, &secret);
+        let connector = Arc::new(Self { broker, options, secret, catalog, delivery, tasks });
         let janitor = tokio::spawn(janitor::run(Arc::downgrade(&connector)));
         connector.tasks.lock().push(janitor.abort_handle());
         Ok(connector)
+    }
+
+    /// Prepares for the end: streams end with UNAVAILABLE, long polls answer, and whatever clients have sent is settled when
+    /// this returns. The broker may be closed then. New streams are refused.
+    pub async fn drain(&self) {
+        self.delivery.drain().await;
+    }
+
+    /// Resolves once [`drain`](Self::drain) was called.
+    pub async fn stopping(&self) {
+        self.delivery.draining.cancelled().await;
     }
 
     /// The broker behind the use cases.

@@ -40,6 +40,7 @@ pub fn code(error: &Error) -> Code {
         | Error::NoSeekTarget
         | Error::NoAckIds
         | Error::AckId(_)
+        | Error::ForeignAckId(_)
         | Error::AckDeadline { .. } => Code::InvalidArgument,
         Error::NotFound(_) => Code::NotFound,
         Error::Exists(_) => Code::AlreadyExists,

@@ -350,6 +350,10 @@ impl Broker for Embedded {
         self.shared.on_queue(queue, |_, _, _, _| ((), Vec::new())).map(drop)
     }
 
+    fn rest(&self, queue: &QueueRef, session: &Arc<Session>) {
+        self.shared.state.lock().rest(queue.incarnation, session);
+    }
+
     async fn lease(&self, request: LeaseRequest) -> Result<Vec<Leased>, BrokerError> {
         let shared = &self.shared;
         let queue = &request.queue;

@@ -84,6 +84,9 @@ pub enum Error {
     /// Holds the ack id as it was given.
     #[error("You have passed an invalid ack ID to the service (ack_id={0}).")]
     AckId(String),
+    /// Holds the ack id as it was given: a genuine one of another subscription, or of an earlier one of the same name.
+    #[error("The subscription does not belong to the given ack ID (ack_id={0}).")]
+    ForeignAckId(String),
     #[error("Invalid ack deadline given (ack_deadline={passed}). The ack deadline must be between {low} and 600 seconds.")]
     AckDeadline { passed: i32, low: u32 },
     /// Some ids of an exactly-once subscription failed; the others of the same request were carried out.

@@ -1,4 +1,5 @@
-//! What surrounds every service: the answer to oversized requests, and which compressions are understood.
+//! What surrounds every service: the answer to oversized requests, which compressions are understood, and the eye on
+//! messages on their way to their client.
 
 use std::{
     pin::Pin,
@@ -9,6 +10,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use tonic::{body::Body, server::NamedService};
 use tower::Service;
 
+use super::delivery;
 use crate::{api::status::to_status, connector::Error, model::limits::MAX_REQUEST_BYTES};
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
@@ -65,7 +67,7 @@ where
     type Output = Result<Response<Body>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut response = ready!(Pin::new(&mut self.inner).poll(cx))?;
+        let mut response = delivery::track(ready!(Pin::new(&mut self.inner).poll(cx))?);
         if is_too_large(response.headers()) {
             response = to_status(Error::PayloadTooLarge(MAX_REQUEST_BYTES)).into_http();
         }

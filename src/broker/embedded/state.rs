@@ -285,6 +285,14 @@ impl State {
         self.offer(queue);
     }
 
+    /// The session gives up its turn until it leases again.
+    pub fn rest(&mut self, queue: u64, session: &Arc<Session>) {
+        if let Some(slot) = self.queues.get_mut(&queue) {
+            slot.hungry.retain(|s| s.id != session.id);
+        }
+        self.offer(queue);
+    }
+
     /// The session got less than it wanted: it waits its turn.
     pub fn hungry(&mut self, queue: u64, session: &Arc<Session>) {
         if let Some(slot) = self.queues.get_mut(&queue)

@@ -1,0 +1,68 @@
+//! The codec of the generated services: prost with buffers fit for this server.
+
+use std::marker::PhantomData;
+
+use prost::Message;
+use tonic::{
+    Status,
+    codec::{BufferSettings, EncodeBuf},
+};
+use tonic_prost::ProstDecoder;
+
+/// First size of a call's buffers. Most requests and responses are smaller, larger ones grow theirs, and an idle stream
+/// keeps two of these.
+const BUFFER_BYTES: usize = 512;
+
+/// A response leaves the encoder as soon as it is complete, so that asking for the next one tells that it was handed on.
+const YIELD_BYTES: usize = 1;
+
+fn settings() -> BufferSettings {
+    BufferSettings::new(BUFFER_BYTES, YIELD_BYTES)
+}
+
+/// Encodes `T` and decodes `U`.
+#[derive(Debug, Clone)]
+pub struct Codec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> tonic::codec::Codec for Codec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = Encoder<T>;
+    type Decoder = ProstDecoder<U>;
+
+    fn encoder(&mut self) -> Encoder<T> {
+        Encoder(PhantomData)
+    }
+
+    fn decoder(&mut self) -> ProstDecoder<U> {
+        ProstDecoder::new(settings())
+    }
+}
+
+/// Encodes into a buffer that grows once.
+#[derive(Debug, Clone)]
+pub struct Encoder<T>(PhantomData<T>);
+
+impl<T: Message> tonic::codec::Encoder for Encoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.reserve(item.encoded_len());
+        item.encode(buffer).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        settings()
+    }
+}
