@@ -22,6 +22,8 @@ mod policies;
 pub mod publish;
 pub mod pull;
 mod record;
+#[cfg(test)]
+mod rig;
 mod secret;
 mod seek;
 pub mod session;

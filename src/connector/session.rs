@@ -109,11 +109,8 @@ impl Connector {
             return Err(Error::Closing);
         }
         let channel = self.delivery.channel(&entry.queue);
-        let limits = Limits::new(
-            opening.max_outstanding_messages,
-            opening.max_outstanding_bytes,
-            self.options.max_outstanding_messages,
-        );
+        let limits =
+            Limits::new(opening.max_outstanding_messages, opening.max_outstanding_bytes, self.options.max_outstanding_messages);
         let shared = Arc::new(Shared::new(entry, deadline_ms));
         let (alive, gone) = oneshot::channel();
         let incoming = Incoming {

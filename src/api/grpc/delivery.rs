@@ -8,12 +8,12 @@ use std::{sync::Arc, time::Duration};
 
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
+use self::tracked::Tracking;
 pub use self::{
     settling::{acknowledge, modify_ack_deadline},
     streaming::{StreamingPullStream, streaming_pull},
     tracked::track,
 };
-use self::tracked::Tracking;
 use crate::{
     api::{
         proto::pubsub::{PullRequest, PullResponse, ReceivedMessage},

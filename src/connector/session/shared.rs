@@ -67,7 +67,9 @@ pub(super) enum Next {
     /// Something to send now, with or without messages.
     Respond(StreamResponse),
     /// Only messages.
-    Lease { deadline_ms: u64 },
+    Lease {
+        deadline_ms: u64,
+    },
 }
 
 impl Shared {

@@ -95,8 +95,8 @@ mod tests {
     fn ids_that_were_carried_out_are_listed_as_repeatable_once() {
         let ids = ["a", "b", "c"].map(str::to_owned);
         let listed = with_others(vec![("b".into(), AckFailure::Permanent)], &ids);
-        let expected =
-            [("b", AckFailure::Permanent), ("a", AckFailure::Transient), ("c", AckFailure::Transient)].map(|(id, f)| (id.into(), f));
+        let expected = [("b", AckFailure::Permanent), ("a", AckFailure::Transient), ("c", AckFailure::Transient)]
+            .map(|(id, f)| (id.into(), f));
         assert_eq!(listed, expected);
     }
 }

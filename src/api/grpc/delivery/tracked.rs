@@ -100,6 +100,7 @@ impl http_body::Body for Tracked {
 
 #[cfg(test)]
 mod tests {
+    use http_body::Body as _;
     use http_body_util::{BodyExt, Full};
 
     use super::*;
