@@ -12,7 +12,7 @@ import sys
 
 try:
     import grpc
-    from google.api import field_behavior_pb2, http_pb2
+    from google.api import annotations_pb2, field_behavior_pb2, http_pb2
     from google.iam.v1 import iam_policy_pb2, options_pb2, policy_pb2
     from google.protobuf import empty_pb2
     from google.pubsub_v1.services.publisher.transports import grpc as publisher_grpc
@@ -44,6 +44,7 @@ FILES = [
     error_details_pb2.DESCRIPTOR,
     code_pb2.DESCRIPTOR,
     http_pb2.DESCRIPTOR,
+    annotations_pb2.DESCRIPTOR,
     field_behavior_pb2.DESCRIPTOR,
 ]
 
@@ -99,6 +100,8 @@ def file_lines(file):
         yield from message_lines(message)
     for enum in file.enum_types_by_name.values():
         yield from enum_lines(enum)
+    for extension in file.extensions_by_name.values():
+        yield f"extension {extension.full_name} = {extension.number} {type_of(extension)}"
 
 
 class Recorder(grpc.Channel):

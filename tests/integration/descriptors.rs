@@ -102,6 +102,13 @@ fn our_facts() -> BTreeSet<String> {
     for named in pool.all_enums().filter(|named| named.package_name() != "google.protobuf") {
         enum_facts(&named, &mut facts);
     }
+    for extension in pool.all_extensions() {
+        let list = if extension.is_list() { "repeated " } else { "" };
+        let kind = extension.kind();
+        let named = kind.as_message().map(|message| message.full_name().to_owned());
+        let named = named.or_else(|| kind.as_enum().map(|named| named.full_name().to_owned())).unwrap();
+        facts.insert(format!("extension {} = {} {list}{named}", extension.full_name(), extension.number()));
+    }
     pool.services().for_each(|service| service_facts(&service, &mut facts));
     facts
 }
