@@ -1,1 +1,227 @@
 //! Puts the parts together: the process from start to drain.
+
+pub mod cli;
+mod coalesce;
+mod connection;
+mod dispatch;
+mod health;
+pub mod healthcheck;
+mod listen;
+pub mod logs;
+mod node;
+mod reflection;
+mod signals;
+mod start;
+mod workers;
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+use tonic_health::pb::health_server::HealthServer;
+
+use self::{
+    connection::Server,
+    dispatch::{Dispatch, Services},
+    health::Readiness,
+    signals::Signals,
+    start::Core,
+    workers::Workers,
+};
+use crate::{api::grpc, broker::BrokerError, settings::Settings};
+
+/// Why the program failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("can't listen on {0}: {1}")]
+    Listen(SocketAddr, #[source] io::Error),
+    #[error("{0}")]
+    Broker(#[from] BrokerError),
+    #[error("can't keep the node id in the data folder: {0}")]
+    NodeId(#[source] io::Error),
+    #[error("the API's own descriptors are faulty: {0}")]
+    Descriptors(String),
+    #[error("the system refused a thread, a signal handler or an event queue: {0}")]
+    System(#[source] io::Error),
+    #[error("can't write to standard output: {0}")]
+    Output(#[source] io::Error),
+    #[error("{0}: {1}")]
+    Unhealthy(String, String),
+    #[error("bench: {0}")]
+    Bench(String),
+}
+
+/// Exit code when a second signal cuts the drain short.
+const EXIT_CUT_SHORT: i32 = 130;
+/// Time the broker gets, after the drain, to write what is pending.
+const BROKER_CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs the server until it is asked to stop and has drained.
+///
+/// # Errors
+/// Whatever keeps it from serving.
+pub fn serve(settings: Settings) -> Result<(), Error> {
+    raise_open_files();
+    // Connections have threads of their own; this one starts, watches and ends things.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::System)?;
+    let done = runtime.block_on(run(settings));
+    runtime.shutdown_background();
+    done
+}
+
+async fn run(settings: Settings) -> Result<(), Error> {
+    let mut signals = Signals::new().map_err(Error::System)?;
+    // First, so that a busy port is noticed before anything is touched. Nothing is answered yet.
+    let listeners = listen::open(&settings)?;
+    let readiness = Readiness::default();
+    let dispatch = Dispatch::new(early_services(&settings, &readiness)?).map_err(|e| Error::Descriptors(e.to_string()))?;
+
+    let mut core = tokio::select! {
+        opened = start::open(&settings) => match opened {
+            Err(error) if start::may_pass(&error, &settings) => {
+                tracing::warn!(%error, "the broker is not ready: health is NOT_SERVING, calls answer UNAVAILABLE");
+                None
+            }
+            opened => Some(opened?),
+        },
+        _ = signals.next() => return Ok(()),
+    };
+    if let Some(core) = &core {
+        open(core, &dispatch, &readiness);
+    }
+
+    let drain = CancellationToken::new();
+    let server = Server::new(&settings, dispatch.clone(), drain.clone());
+    let serving = Serving::start(&settings, listeners, &server, drain).map_err(Error::System)?;
+    announce(&settings, &serving.addresses, core.as_ref())?;
+
+    let signal = tokio::select! {
+        signal = signals.next() => signal,
+        error = open_later(&settings, &mut core, &dispatch, &readiness) => return Err(error),
+    };
+    tracing::info!(signal, seconds = settings.drain_seconds, "draining");
+    tokio::select! {
+        () = serving.stop(&settings, core, &readiness) => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        signal = signals.next() => {
+            tracing::warn!(signal, "stopped without waiting");
+            std::process::exit(EXIT_CUT_SHORT)
+        }
+    }
+}
+
+/// Services that answer whether or not the broker is there.
+fn early_services(settings: &Settings, readiness: &Readiness) -> Result<Services, Error> {
+    let services = Services::default().with(HealthServer::new(readiness.clone()));
+    if settings.enable_reflection { reflection::add(services).map_err(Error::Descriptors) } else { Ok(services) }
+}
+
+/// Serves everything from now on.
+fn open(core: &Core, dispatch: &Dispatch, readiness: &Readiness) {
+    let services =
+        Services::default().with(grpc::publisher(core.connector.clone())).with(grpc::subscriber(core.connector.clone()));
+    dispatch.open(services);
+    readiness.open(core.broker.clone());
+}
+
+/// Opens the core if it is not open; comes back only with an error that waiting does not mend.
+async fn open_later(settings: &Settings, core: &mut Option<Core>, dispatch: &Dispatch, readiness: &Readiness) -> Error {
+    if core.is_none() {
+        match start::open_patiently(settings).await {
+            Ok(opened) => {
+                open(&opened, dispatch, readiness);
+                tracing::info!(node = opened.connector.options().node_id, "the broker is ready");
+                *core = Some(opened);
+            }
+            Err(error) => return error,
+        }
+    }
+    std::future::pending().await
+}
+
+/// The open sockets and the threads behind them.
+struct Serving {
+    addresses: Vec<SocketAddr>,
+    workers: Arc<Workers>,
+    accepting: JoinSet<()>,
+    /// Ends the taking of connections.
+    stop: CancellationToken,
+    /// Tells connections to end after the calls under way.
+    drain: CancellationToken,
+}
+
+impl Serving {
+    fn start(settings: &Settings, listeners: Vec<TcpListener>, server: &Server, drain: CancellationToken) -> io::Result<Self> {
+        let workers = Arc::new(Workers::start(settings.workers, server)?);
+        let stop = CancellationToken::new();
+        let mut accepting = JoinSet::new();
+        let mut addresses = Vec::new();
+        for listener in listeners {
+            addresses.push(listener.local_addr()?);
+            accepting.spawn(listen::accept(listener, workers.clone(), settings.max_connections, stop.clone()));
+        }
+        Ok(Self { addresses, workers, accepting, stop, drain })
+    }
+
+    /// Ends in order: no new work, the calls under way, the connections, the broker.
+    async fn stop(mut self, settings: &Settings, core: Option<Core>, readiness: &Readiness) {
+        let limit = tokio::time::sleep(Duration::from_secs(settings.drain_seconds));
+        let calls = async {
+            readiness.drain();
+            self.stop.cancel();
+            while self.accepting.join_next().await.is_some() {}
+            if let Some(core) = &core {
+                core.connector.drain().await;
+            }
+            self.drain.cancel();
+            self.workers.close();
+            self.workers.ended().await;
+        };
+        tokio::select! {
+            () = calls => {}
+            () = limit => tracing::warn!(connections = self.workers.connections(), "the drain took too long, ending the rest"),
+        }
+        self.workers.abort();
+        self.workers.ended().await;
+        if let Some(core) = core
+            && tokio::time::timeout(BROKER_CLOSE_TIMEOUT, core.broker.close()).await.is_err()
+        {
+            tracing::error!("the broker did not close in time; what was confirmed is safe");
+        }
+    }
+}
+
+/// Prints the address to standard output, for scripts, and everything else to the log.
+fn announce(settings: &Settings, addresses: &[SocketAddr], core: Option<&Core>) -> Result<(), Error> {
+    let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    let mut out = io::stdout().lock();
+    // One address, as every reader understands: with several they share the port.
+    writeln!(out, "landline listening on {}", texts[0]).and_then(|()| out.flush()).map_err(Error::Output)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        addresses = texts.join(" "),
+        advertised = settings.advertised_endpoint,
+        broker = %settings.broker,
+        durability = %settings.durability,
+        node = core.map_or("", |core| core.connector.options().node_id.as_str()),
+        "landline started"
+    );
+    Ok(())
+}
+
+/// Takes as many file descriptors as the system allows: each connection needs one, and the usual soft limit is 1,024.
+fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "can't raise the limit of open files");
+    }
+}

@@ -1,1 +1,179 @@
-//! Settings from environment, YAML or TOML.
+//! Settings from the command line, the environment, and a YAML or TOML file, in this order of precedence.
+//!
+//! Every key is described once, in [`keys::KEYS`]: that table drives reading, `landline check-config` and the table of
+//! the README. A wrong or unknown key is an error; all of them are reported together.
+
+pub mod keys;
+mod preload;
+mod source;
+mod value;
+
+use std::{fmt, path::Path, path::PathBuf};
+
+pub use self::{
+    preload::Preload,
+    source::Given,
+    value::{Bind, BrokerUrl, Durability, LogFormat, masked},
+};
+use crate::connector;
+
+/// Everything that can be set, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// 0 takes any free port.
+    pub port: u16,
+    pub bind: Bind,
+    pub broker: BrokerUrl,
+    pub durability: Durability,
+    /// What the use cases obey. Its node id is empty until the start gives it one.
+    pub connector: connector::Options,
+    /// Open HTTP/2 streams of one connection.
+    pub max_concurrent_streams: u32,
+    /// Open connections of the process.
+    pub max_connections: usize,
+    /// Threads that serve connections; 0 takes one a core.
+    pub workers: usize,
+    pub enable_reflection: bool,
+    /// `host:port` that clients are told, empty for none.
+    pub advertised_endpoint: String,
+    /// Longest time a stop waits for calls under way.
+    pub drain_seconds: u64,
+    /// Filter of log lines: a level, or `target=level` items.
+    pub log: String,
+    pub log_format: LogFormat,
+    /// Topics and subscriptions that exist before the port answers.
+    pub preload: Preload,
+    /// File of further resources to create, empty for none.
+    pub preload_file: PathBuf,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            port: 8085,
+            bind: Bind::localhost(),
+            broker: BrokerUrl::Embedded("./data".into()),
+            durability: Durability::Fsync,
+            connector: connector::Options::default(),
+            max_concurrent_streams: 65_536,
+            max_connections: 16_384,
+            workers: 0,
+            enable_reflection: true,
+            advertised_endpoint: String::new(),
+            drain_seconds: 25,
+            log: "info".into(),
+            log_format: LogFormat::Text,
+            preload: Preload::default(),
+            preload_file: PathBuf::new(),
+        }
+    }
+}
+
+/// One thing wrong with the settings, as one line that names the key, the value and the range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Wrong(String);
+
+/// The settings, and where each key's value came from.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    pub settings: Settings,
+    /// One origin a key, in the order of [`keys::KEYS`].
+    origins: Vec<Origin>,
+}
+
+/// Where a value came from; a later one wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    Default,
+    File,
+    Environment,
+    CommandLine,
+}
+
+/// Reads the settings: `overrides` are `KEY=VALUE` texts of the command line.
+///
+/// # Errors
+/// Everything that is wrong, one item each.
+pub fn load(
+    file: Option<&Path>,
+    environment: impl IntoIterator<Item = (String, String)>,
+    overrides: &[String],
+) -> Result<Loaded, Vec<Wrong>> {
+    let mut given = Vec::new();
+    let mut wrong = Vec::new();
+    if let Some(path) = file {
+        source::file(path, &mut given, &mut wrong);
+    }
+    source::environment(environment, &mut given);
+    source::command_line(overrides, &mut given, &mut wrong);
+
+    let mut loaded = Loaded { settings: Settings::default(), origins: vec![Origin::Default; keys::KEYS.len()] };
+    for item in &given {
+        match loaded.take(item) {
+            Ok(()) => {}
+            Err(error) => wrong.push(error),
+        }
+    }
+    wrong.extend(loaded.settings.contradictions());
+    if wrong.is_empty() { Ok(loaded) } else { Err(wrong) }
+}
+
+impl Loaded {
+    /// Applies one given value.
+    fn take(&mut self, given: &Given) -> Result<(), Wrong> {
+        let Some(index) = keys::KEYS.iter().position(|key| key.name == given.key) else {
+            return Err(Wrong(source::unknown(given)));
+        };
+        let key = &keys::KEYS[index];
+        if given.origin == Origin::File && self.origins[index] == Origin::File {
+            return Err(Wrong(format!("{}: given twice", given.place)));
+        }
+        if !(key.set)(&mut self.settings, &given.value) {
+            return Err(Wrong(format!("{}={:?}: must be {}", given.place, shown(&given.key, &given.value), key.range)));
+        }
+        self.origins[index] = given.origin;
+        Ok(())
+    }
+}
+
+/// A value as errors show it: without its secrets.
+fn shown(key: &str, value: &str) -> String {
+    let secret = ["PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "PRIVATE"].iter().any(|word| key.contains(word));
+    if secret { "***".into() } else { masked(value) }
+}
+
+impl Settings {
+    /// Values that are right each for itself but not together.
+    fn contradictions(&self) -> Vec<Wrong> {
+        let mut wrong = Vec::new();
+        if matches!((&self.broker, self.durability), (BrokerUrl::Embedded(_) | BrokerUrl::Memory, Durability::Replicas(_))) {
+            wrong.push(Wrong(format!(
+                "DURABILITY={:?}: must be none or fsync with BROKER_URL={:?}; replicas needs a redis broker",
+                self.durability.to_string(),
+                self.broker.to_string()
+            )));
+        }
+        wrong
+    }
+}
+
+/// Renders the settings in force as a YAML file, secrets masked, each with its origin.
+impl fmt::Display for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (key, origin) in keys::KEYS.iter().zip(&self.origins) {
+            let line = format!("{}: {}", key.name.to_lowercase(), value::yaml(&(key.get)(&self.settings)));
+            let origin = match origin {
+                Origin::Default => "default",
+                Origin::File => "file",
+                Origin::Environment => "environment",
+                Origin::CommandLine => "command line",
+            };
+            writeln!(f, "{line:<52} # {origin}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,3 +3,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod descriptors;
+mod layers;
+mod licences;

@@ -1,0 +1,99 @@
+//! The command line.
+
+use std::{io::Write, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    app::Error,
+    bench,
+    settings::{self, Loaded, Wrong},
+};
+
+/// A server for the Google Cloud Pub/Sub API that keeps messages on your own disk, Redis or Valkey.
+///
+/// Settings come from --set, the environment (CONNECTORS_GCP_...) and the file, in this order.
+#[derive(Debug, Parser)]
+#[command(name = "landline", version)]
+pub struct Arguments {
+    /// Settings file, YAML or TOML
+    #[arg(long, global = true, value_name = "FILE", env = "LANDLINE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// One setting, stronger than file and environment; may be repeated
+    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// What the program is asked to do.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Run the server (the default)
+    Serve,
+    /// Check the settings and print those in force, without secrets
+    CheckConfig,
+    /// Ask a running server for its health; exits with 0 only when it serves
+    Healthcheck(Healthcheck),
+    /// Put load on a server, this or another, and report what was measured as a line of JSON
+    Bench(bench::Options),
+}
+
+/// Arguments of `landline healthcheck`.
+#[derive(Debug, Clone, Args)]
+pub struct Healthcheck {
+    /// Address of the server; the settings' own by default
+    #[arg(long, value_name = "HOST:PORT")]
+    pub address: Option<String>,
+
+    /// Longest time to wait for the answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub timeout_seconds: u64,
+}
+
+impl Arguments {
+    /// Reads the process's arguments; ends the process on `--help`, `--version` and mistakes.
+    pub fn read() -> Self {
+        Self::parse()
+    }
+
+    /// The command; serving is what the program is for, so it is the default.
+    pub fn command(&self) -> Command {
+        self.command.clone().unwrap_or(Command::Serve)
+    }
+
+    /// Reads the settings from every source.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub fn load_settings(&self) -> Result<Loaded, Vec<Wrong>> {
+        let environment = std::env::vars_os().map(|(name, value)| (lossy(name), lossy(value)));
+        settings::load(self.config.as_deref(), environment, &self.set)
+    }
+}
+
+fn lossy(text: std::ffi::OsString) -> String {
+    text.to_string_lossy().into_owned()
+}
+
+/// Prints the settings in force to standard output.
+///
+/// # Errors
+/// When standard output can't be written.
+pub fn print(loaded: &Loaded) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    write!(out, "{loaded}").and_then(|()| out.flush()).map_err(Error::Output)
+}
+
+/// Runs a load and prints its report.
+///
+/// # Errors
+/// When the load could not be carried out.
+pub fn run_bench(options: &bench::Options) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Error::System)?;
+    let report = runtime.block_on(bench::run(options)).map_err(Error::Bench)?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::json!(report)).and_then(|()| out.flush()).map_err(Error::Output)
+}

@@ -1,0 +1,91 @@
+//! Opens what the server stands on: the broker, and the use cases over it.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use super::{Error, node};
+use crate::{
+    broker::{
+        Broker, BrokerError,
+        embedded::{self, Embedded},
+    },
+    connector::{self, Connector, Options},
+    settings::{BrokerUrl, Durability, Settings},
+};
+
+/// Pause between two tries to reach a broker that is not there; the second is the longest.
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// The parts behind the API.
+pub struct Core {
+    pub broker: Arc<dyn Broker>,
+    pub connector: Arc<Connector>,
+}
+
+/// Opens everything once.
+///
+/// # Errors
+/// [`Error::Broker`], which [may pass](may_pass) where the broker is another process; [`Error::NodeId`].
+pub async fn open(settings: &Settings) -> Result<Core, Error> {
+    let broker = open_broker(settings).await?;
+    let node_id = node::id(&settings.connector.node_id, data_folder(settings)).map_err(Error::NodeId)?;
+    let connector = Connector::open(broker.clone(), Options { node_id, ..settings.connector.clone() }).await;
+    let connector = connector.map_err(|error| Error::Broker(broker_error(error)))?;
+    Ok(Core { broker, connector })
+}
+
+/// What kept the use cases from starting was the broker, told in their words.
+fn broker_error(error: connector::Error) -> BrokerError {
+    let text = error.internal().map_or_else(|| error.to_string(), str::to_owned);
+    match error {
+        connector::Error::Internal(_) => BrokerError::Damaged(text),
+        connector::Error::Full(_) => BrokerError::Full(text),
+        _ => BrokerError::Unavailable(text),
+    }
+}
+
+/// Opens everything, however often it takes.
+///
+/// # Errors
+/// Only what does not pass by waiting.
+pub async fn open_patiently(settings: &Settings) -> Result<Core, Error> {
+    let (mut pause, longest) = RETRY_PAUSES;
+    loop {
+        tokio::time::sleep(pause).await;
+        match open(settings).await {
+            Err(error) if may_pass(&error, settings) => tracing::warn!(%error, "still not ready"),
+            opened => return opened,
+        }
+        pause = (pause * 2).min(longest);
+    }
+}
+
+/// True for a broker that may come back by itself: another process that can't be reached.
+pub fn may_pass(error: &Error, settings: &Settings) -> bool {
+    matches!((error, &settings.broker), (Error::Broker(BrokerError::Unavailable(_)), BrokerUrl::Redis(_)))
+}
+
+fn data_folder(settings: &Settings) -> Option<&Path> {
+    match &settings.broker {
+        BrokerUrl::Embedded(path) => Some(path),
+        BrokerUrl::Memory | BrokerUrl::Redis(_) => None,
+    }
+}
+
+async fn open_broker(settings: &Settings) -> Result<Arc<dyn Broker>, Error> {
+    match &settings.broker {
+        BrokerUrl::Embedded(path) => Ok(Embedded::open(path, embedded_durability(settings.durability))?),
+        BrokerUrl::Memory => Ok(Embedded::memory()),
+        BrokerUrl::Redis(_) => {
+            let text = format!("{}: this build has no Redis broker", settings.broker);
+            Err(Error::Broker(BrokerError::Unavailable(text)))
+        }
+    }
+}
+
+/// The settings refuse to ask the embedded broker for replicas.
+fn embedded_durability(durability: Durability) -> embedded::Durability {
+    match durability {
+        Durability::None => embedded::Durability::None,
+        Durability::Fsync | Durability::Replicas(_) => embedded::Durability::Fsync,
+    }
+}

@@ -1,0 +1,223 @@
+//! The table of keys.
+
+use super::{
+    Settings,
+    value::{self, flag, integer, text},
+};
+use crate::connector::Scope;
+
+/// Prefix of a key's name in the environment.
+pub const ENVIRONMENT_PREFIX: &str = "CONNECTORS_GCP_";
+
+/// One thing that can be set.
+pub struct Key {
+    /// Name without the environment's prefix; in a file it may be written in lower case.
+    pub name: &'static str,
+    /// The values it takes, as a text that follows "must be".
+    pub range: &'static str,
+    /// What it does, for the README.
+    pub about: &'static str,
+    /// Checks and stores a value; false when it is out of range.
+    pub(super) set: fn(&mut Settings, &str) -> bool,
+    /// The value in force, secrets masked.
+    pub(super) get: fn(&Settings) -> String,
+}
+
+/// Longest time any setting in seconds can say; far beyond use, and safe to add to a clock.
+const MOST_SECONDS: u64 = u32::MAX as u64;
+/// Largest count any setting can say, for the same reason.
+const MOST: u64 = u32::MAX as u64;
+/// gRPC's length prefix and protobuf itself end here.
+const MOST_MESSAGE_BYTES: u64 = i32::MAX as u64;
+
+/// Stores a parsed value, if there is one.
+fn store<T>(place: &mut T, value: Option<T>) -> bool {
+    value.map(|value| *place = value).is_some()
+}
+
+/// Every key, in the order of the README.
+pub static KEYS: &[Key] = &[
+    Key {
+        name: "PORT",
+        range: "0..65535 (0 takes any free port and prints it)",
+        about: "Port of gRPC and REST.",
+        set: |s, v| store(&mut s.port, integer(v, 0..=65_535)),
+        get: |s| s.port.to_string(),
+    },
+    Key {
+        name: "BIND",
+        range: "IP addresses separated by commas, or localhost",
+        about: "Addresses to listen on. `localhost` is 127.0.0.1 and ::1; `0.0.0.0` or `[::]` opens it to the network.",
+        set: |s, v| store(&mut s.bind, value::Bind::parse(v)),
+        get: |s| s.bind.to_string(),
+    },
+    Key {
+        name: "BROKER_URL",
+        range: "embedded:PATH, memory:, redis://, rediss://, redis+cluster://, rediss+cluster://, redis+sentinel:// or rediss+sentinel://",
+        about: "Where messages and resources are kept.",
+        set: |s, v| store(&mut s.broker, value::BrokerUrl::parse(v)),
+        get: |s| s.broker.to_string(),
+    },
+    Key {
+        name: "DURABILITY",
+        range: "none, fsync or replicas:N (N from 1 to 16)",
+        about: "What must hold a message before its publish is confirmed: memory, the disk, or N replicas as well (Redis only).",
+        set: |s, v| store(&mut s.durability, value::Durability::parse(v)),
+        get: |s| s.durability.to_string(),
+    },
+    Key {
+        name: "DEFAULT_ACK_DEADLINE_SECONDS",
+        range: "10..600",
+        about: "Ack deadline of a subscription that is created without one.",
+        set: |s, v| store(&mut s.connector.default_ack_deadline_seconds, integer(v, 10..=600)),
+        get: |s| s.connector.default_ack_deadline_seconds.to_string(),
+    },
+    Key {
+        name: "MAX_OUTSTANDING_MESSAGES",
+        range: "1..4294967295",
+        about: "Outstanding messages of one stream that sets no limit of its own.",
+        set: |s, v| store(&mut s.connector.max_outstanding_messages, integer(v, 1..=MOST)),
+        get: |s| s.connector.max_outstanding_messages.to_string(),
+    },
+    Key {
+        name: "MAX_INFLIGHT_PER_SUBSCRIPTION",
+        range: "1..4294967295",
+        about: "Leased messages of one subscription, over all its streams and all nodes.",
+        set: |s, v| store(&mut s.connector.max_inflight_per_subscription, integer(v, 1..=MOST)),
+        get: |s| s.connector.max_inflight_per_subscription.to_string(),
+    },
+    Key {
+        name: "STREAM_CLOSE_SECONDS",
+        range: "1..4294967295",
+        about: "Age at which a StreamingPull stream is closed with UNAVAILABLE, give or take a tenth; clients open a new one.",
+        set: |s, v| store(&mut s.connector.stream_close_seconds, integer(v, 1..=MOST_SECONDS)),
+        get: |s| s.connector.stream_close_seconds.to_string(),
+    },
+    Key {
+        name: "MAX_MESSAGE_BYTES",
+        range: "1..2147483647",
+        about: "Bytes of one message.",
+        set: |s, v| store(&mut s.connector.max_message_bytes, integer(v, 1..=MOST_MESSAGE_BYTES)),
+        get: |s| s.connector.max_message_bytes.to_string(),
+    },
+    Key {
+        name: "MAX_CONCURRENT_STREAMS",
+        range: "1..2147483647",
+        about: "Open HTTP/2 streams of one connection.",
+        set: |s, v| store(&mut s.max_concurrent_streams, integer(v, 1..=i32::MAX as u64)),
+        get: |s| s.max_concurrent_streams.to_string(),
+    },
+    Key {
+        name: "MAX_CONNECTIONS",
+        range: "1..1048576",
+        about: "Open connections of the server; further ones are closed at once.",
+        set: |s, v| store(&mut s.max_connections, integer(v, 1..=1_048_576)),
+        get: |s| s.max_connections.to_string(),
+    },
+    Key {
+        name: "MAX_ACK_EXTENSION_SECONDS",
+        range: "0..3600 (0 sets no bound)",
+        about: "Longest total life of one lease, however often its deadline is extended.",
+        set: |s, v| store(&mut s.connector.max_ack_extension_seconds, integer(v, 0..=3600)),
+        get: |s| s.connector.max_ack_extension_seconds.to_string(),
+    },
+    Key {
+        name: "MIN_ACK_EXTENSION_SECONDS",
+        range: "0..10",
+        about: "Shortest ModifyAckDeadline, apart from 0, that is not refused.",
+        set: |s, v| store(&mut s.connector.min_ack_extension_seconds, integer(v, 0..=10)),
+        get: |s| s.connector.min_ack_extension_seconds.to_string(),
+    },
+    Key {
+        name: "NACK_BYPASSES_BACKOFF",
+        range: "true or false",
+        about: "A nacked message is redelivered at once even under a retry policy.",
+        set: |s, v| store(&mut s.connector.nack_bypasses_backoff, flag(v)),
+        get: |s| s.connector.nack_bypasses_backoff.to_string(),
+    },
+    Key {
+        name: "EXACTLY_ONCE_SCOPE",
+        range: "cluster or node",
+        about: "Which nodes settle a lease of an exactly-once subscription: any, or only the one that delivered the message.",
+        set: |s, v| store(&mut s.connector.exactly_once_scope, value::scope(v)),
+        get: |s| match s.connector.exactly_once_scope {
+            Scope::Cluster => "cluster".into(),
+            Scope::Node => "node".into(),
+        },
+    },
+    Key {
+        name: "NODE_ID",
+        range: "up to 64 of A-Z a-z 0-9 . _ - (empty: random, kept in the folder of the embedded broker)",
+        about: "Name of this node in ack ids.",
+        set: |s, v| store(&mut s.connector.node_id, value::node_id(v)),
+        get: |s| s.connector.node_id.clone(),
+    },
+    Key {
+        name: "ENABLE_REFLECTION",
+        range: "true or false",
+        about: "Serve gRPC reflection, for grpcurl and the like.",
+        set: |s, v| store(&mut s.enable_reflection, flag(v)),
+        get: |s| s.enable_reflection.to_string(),
+    },
+    Key {
+        name: "ADVERTISED_ENDPOINT",
+        range: "host:port, or empty",
+        about: "Address that clients reach the server by, shown in the start line of the log.",
+        set: |s, v| store(&mut s.advertised_endpoint, value::endpoint(v)),
+        get: |s| s.advertised_endpoint.clone(),
+    },
+    Key {
+        name: "WORKERS",
+        range: "0..256 (0 takes one a core)",
+        about: "Threads that serve connections.",
+        set: |s, v| store(&mut s.workers, integer(v, 0..=256)),
+        get: |s| s.workers.to_string(),
+    },
+    Key {
+        name: "DRAIN_SECONDS",
+        range: "0..3600",
+        about: "Longest time a stop (SIGTERM, SIGINT) waits for calls under way. A second signal ends at once.",
+        set: |s, v| store(&mut s.drain_seconds, integer(v, 0..=3600)),
+        get: |s| s.drain_seconds.to_string(),
+    },
+    Key {
+        name: "LOG",
+        range: "off, error, warn, info, debug, trace, or target=level items separated by commas",
+        about: "Which log lines are written, to standard error.",
+        set: |s, v| store(&mut s.log, value::log_filter(v)),
+        get: |s| s.log.clone(),
+    },
+    Key {
+        name: "LOG_FORMAT",
+        range: "text or json",
+        about: "Form of the log lines.",
+        set: |s, v| store(&mut s.log_format, value::LogFormat::parse(v)),
+        get: |s| s.log_format.to_string(),
+    },
+    Key {
+        name: "PRELOAD",
+        range: "project,topic:subscription:...,topic... with legal ids; several projects are separated by semicolons",
+        about: "Topics and subscriptions that exist before the port answers.",
+        set: |s, v| store(&mut s.preload, super::Preload::parse(v)),
+        get: |s| s.preload.to_string(),
+    },
+    Key {
+        name: "PRELOAD_FILE",
+        range: "the path of a file, or empty",
+        about: "YAML or JSON file of topics and subscriptions with all their fields, created before the port answers.",
+        set: |s, v| store(&mut s.preload_file, text(v).map(Into::into)),
+        get: |s| s.preload_file.display().to_string(),
+    },
+];
+
+/// The README's table of settings.
+pub fn markdown() -> String {
+    let defaults = Settings::default();
+    let mut table = String::from("| CONNECTORS_GCP_… | default | range | what it does |\n|---|---|---|---|\n");
+    for key in KEYS {
+        let default = (key.get)(&defaults);
+        let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+        table += &format!("| {} | {default} | {} | {} |\n", key.name, key.range, key.about);
+    }
+    table
+}
