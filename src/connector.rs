@@ -177,3 +177,6 @@ impl Drop for Connector {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
