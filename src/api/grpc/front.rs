@@ -81,3 +81,76 @@ fn is_too_large(headers: &HeaderMap) -> bool {
         text.as_bytes().starts_with(TOO_LARGE.as_bytes()) || text.as_bytes().starts_with(TOO_LARGE_DECOMPRESSED.as_bytes())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use prost::Message;
+    use tonic::{Code, codec::CompressionEncoding};
+
+    use super::*;
+    use crate::{
+        api::{
+            grpc,
+            proto::{
+                pubsub::{PublishRequest, Topic, publisher_client::PublisherClient, publisher_server::PublisherServer},
+                rpc,
+            },
+        },
+        broker::embedded::Embedded,
+        connector::{Connector, Options},
+        model::EncodedMessage,
+    };
+
+    const TOPIC: &str = "projects/p1/topics/t11";
+
+    /// A client whose requests go straight into the service.
+    async fn client() -> PublisherClient<Front<PublisherServer<grpc::PublisherService>>> {
+        let connector = Connector::open(Embedded::memory(), Options::default()).await.unwrap();
+        let mut client = PublisherClient::new(grpc::publisher(Arc::clone(&connector)));
+        client.create_topic(Topic { name: TOPIC.into(), ..Topic::default() }).await.unwrap();
+        client
+    }
+
+    /// A publish request of exactly this many encoded bytes, all of it one letter.
+    fn request(encoded_bytes: usize) -> PublishRequest {
+        let of = |data: usize| PublishRequest {
+            topic: TOPIC.into(),
+            messages: vec![EncodedMessage::encode(&vec![b'x'; data], [], "").wire().clone()],
+        };
+        let overhead = of(encoded_bytes).encoded_len() - encoded_bytes;
+        let request = of(encoded_bytes - overhead);
+        assert_eq!(request.encoded_len(), encoded_bytes);
+        request
+    }
+
+    #[tokio::test]
+    async fn request_sizes_are_judged_precisely_whatever_they_are() {
+        let mut client = client().await;
+        assert_eq!(client.publish(request(10_000_000)).await.unwrap().get_ref().message_ids.len(), 1);
+        for (bytes, expected) in [
+            (10_000_001, "The value for request_size is too large. You passed 10000001 in the request"),
+            (10_485_760, "The value for request_size is too large. You passed 10485760 in the request"),
+            (10_485_761, "Request payload size exceeds the limit: 10485760 bytes."),
+            (30_000_000, "Request payload size exceeds the limit: 10485760 bytes."),
+        ] {
+            let status = client.publish(request(bytes)).await.unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+            assert!(status.message().starts_with(expected), "{status}");
+            assert_eq!(rpc::Status::decode(status.details()).unwrap().message, status.message());
+        }
+    }
+
+    #[tokio::test]
+    async fn compressed_requests_are_understood_and_bounded_by_what_they_become() {
+        for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
+            let mut client = client().await.send_compressed(encoding).accept_compressed(encoding);
+            let response = client.publish(request(1_000_000)).await.unwrap();
+            assert_eq!(response.metadata().get("grpc-accept-encoding").unwrap(), "identity,deflate,gzip");
+            let status = client.publish(request(10_485_761)).await.unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+            assert_eq!(status.message(), "Request payload size exceeds the limit: 10485760 bytes.");
+        }
+    }
+}
