@@ -1,20 +1,21 @@
 //! Periodic cleaning: snapshots whose time has come, and subscriptions that nobody used for their time to live. Every node
 //! does it; the record's version lets only one of them win.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{sync::Weak, time::Duration};
+
+use serde::de::DeserializeOwned;
 
 use super::{Connector, Error, catalog::queue_ref, record};
 use crate::{
-    broker::{BrokerError, Kind},
+    broker::{Broker, BrokerError, Kind, Record},
     model::{ExpirationPolicy, Snapshot, Subscription},
 };
 
-/// Between two rounds. Expired snapshots are hidden at once, and times to live are a day or more, so a minute's delay only
-/// delays the freeing of space.
+/// Between two rounds over the snapshots. Expired ones are hidden at once, so a delay only delays the freeing of space.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Rounds over the snapshots for one over the subscriptions, whose shortest time to live is a day and which take a broker
+/// call each.
+const ROUNDS: u32 = 15;
 /// Records read at a time.
 const BATCH: usize = 500;
 /// Every resource name begins with it.
@@ -22,61 +23,86 @@ const EVERYTHING: &str = "projects/";
 
 /// Cleans until the connector is gone.
 pub(super) async fn run(connector: Weak<Connector>) {
-    loop {
+    for round in 1u32.. {
         // Nodes that were started together must not all come at the same moment.
         tokio::time::sleep(PERIOD.mul_f64(rand::random_range(0.75..1.25))).await;
         let Some(connector) = connector.upgrade() else { return };
-        if let Err(error) = connector.remove_expired().await {
-            let internal = error.internal().unwrap_or_default();
-            tracing::warn!("expired snapshots and subscriptions were not all removed: {error} {internal}");
+        report(connector.remove_expired_snapshots().await);
+        if round.is_multiple_of(ROUNDS) {
+            report(connector.remove_idle_subscriptions().await);
         }
     }
 }
 
+fn report(outcome: Result<(), Error>) {
+    if let Err(error) = outcome {
+        let internal = error.internal().unwrap_or_default();
+        tracing::warn!("expired resources were not all removed: {error} {internal}");
+    }
+}
+
+/// A walk over all records of a kind.
+struct Records {
+    kind: Kind,
+    batch: std::vec::IntoIter<Record>,
+    /// Name of the last record read; none when the last batch has been read.
+    after: Option<String>,
+}
+
+impl Records {
+    fn of(kind: Kind) -> Self {
+        Self { kind, batch: Vec::new().into_iter(), after: Some(String::new()) }
+    }
+
+    async fn next(&mut self, broker: &dyn Broker) -> Result<Option<Record>, BrokerError> {
+        if self.batch.len() == 0
+            && let Some(after) = self.after.take()
+        {
+            let batch = broker.list(self.kind, EVERYTHING, &after, BATCH).await?;
+            self.after = batch.last().filter(|_| batch.len() == BATCH).map(|last| last.name.clone());
+            self.batch = batch.into_iter();
+        }
+        Ok(self.batch.next())
+    }
+}
+
+/// Decodes a record. One that can't be read is left to the operator, and does not keep the others from being looked at.
+fn readable<T: DeserializeOwned>(found: &Record) -> Option<T> {
+    let report = |error: Error| tracing::error!("{}", error.internal().unwrap_or_default());
+    record::decode(found).map_err(report).ok()
+}
+
 impl Connector {
-    /// Removes what has expired, once over all resources.
+    /// Removes the snapshots whose time has come.
     ///
     /// # Errors
     /// What the broker answers; what was not reached is tried again in the next round.
-    pub async fn remove_expired(self: &Arc<Self>) -> Result<(), Error> {
-        self.remove_expired_snapshots().await?;
-        self.remove_idle_subscriptions().await
-    }
-
-    async fn remove_expired_snapshots(&self) -> Result<(), Error> {
-        let mut after = String::new();
-        loop {
-            let records = self.broker().list(Kind::Snapshot, EVERYTHING, &after, BATCH).await?;
-            for found in &records {
-                let snapshot: Snapshot = record::decode(found)?;
-                if snapshot.expire_time_ms <= self.broker().now_ms() {
-                    tracing::info!("removing the expired snapshot {}", snapshot.name);
-                    self.delete_snapshot_at(&snapshot, found.version).await?;
-                }
-            }
-            match records.last() {
-                Some(last) if records.len() == BATCH => after.clone_from(&last.name),
-                _ => return Ok(()),
+    pub(super) async fn remove_expired_snapshots(&self) -> Result<(), Error> {
+        let mut records = Records::of(Kind::Snapshot);
+        while let Some(found) = records.next(self.broker().as_ref()).await? {
+            let Some(snapshot) = readable::<Snapshot>(&found) else { continue };
+            if snapshot.expire_time_ms <= self.broker().now_ms() {
+                tracing::info!("removing the expired snapshot {}", snapshot.name);
+                self.delete_snapshot_at(&snapshot, found.version).await?;
             }
         }
+        Ok(())
     }
 
-    async fn remove_idle_subscriptions(&self) -> Result<(), Error> {
-        let mut after = String::new();
-        loop {
-            let records = self.broker().list(Kind::Subscription, EVERYTHING, &after, BATCH).await?;
-            for found in &records {
-                let subscription: Subscription = record::decode(found)?;
-                if self.is_idle(&subscription).await? {
-                    tracing::info!("removing the subscription {}, unused for its time to live", subscription.name);
-                    self.delete_at(&subscription, found.version).await?;
-                }
-            }
-            match records.last() {
-                Some(last) if records.len() == BATCH => after.clone_from(&last.name),
-                _ => return Ok(()),
+    /// Removes the subscriptions that nobody used for their time to live.
+    ///
+    /// # Errors
+    /// What the broker answers; what was not reached is tried again in the next round.
+    pub(super) async fn remove_idle_subscriptions(&self) -> Result<(), Error> {
+        let mut records = Records::of(Kind::Subscription);
+        while let Some(found) = records.next(self.broker().as_ref()).await? {
+            let Some(subscription) = readable::<Subscription>(&found) else { continue };
+            if self.is_idle(&subscription).await? {
+                tracing::info!("removing the subscription {}, unused for its time to live", subscription.name);
+                self.delete_at(&subscription, found.version).await?;
             }
         }
+        Ok(())
     }
 
     async fn is_idle(&self, subscription: &Subscription) -> Result<bool, Error> {

@@ -137,7 +137,7 @@ async fn an_expired_snapshot_is_hidden_at_once_and_removed_later() {
     assert_eq!(gone, Err(Error::NotFound("first".into())));
     // Its name is free before it is removed.
     let renewed = rig.connector.create_snapshot(snapshot_draft("first"), &subscription.name).await.unwrap();
-    rig.connector.remove_expired().await.unwrap();
+    rig.connector.remove_expired_snapshots().await.unwrap();
     let stored = rig.broker.list(Kind::Snapshot, "", "", 10).await.unwrap();
     assert_eq!(stored.iter().map(|record| record.name.as_str()).collect::<Vec<_>>(), [renewed.snapshot.name.as_str()]);
 }

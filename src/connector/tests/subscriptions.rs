@@ -304,14 +304,14 @@ async fn an_idle_subscription_is_removed_after_its_time_to_live_and_not_before()
     let (used, idle, forever) = (create("used", day).await, create("idle", day).await, create("forever", Some(None)).await);
     rig.advance_ms(DAY_MS / 2);
     rig.connector.get_subscription(&used.name).await.unwrap();
-    rig.connector.remove_expired().await.unwrap();
+    rig.connector.remove_idle_subscriptions().await.unwrap();
     rig.advance_ms(DAY_MS / 2 + 1);
-    rig.connector.remove_expired().await.unwrap();
+    rig.connector.remove_idle_subscriptions().await.unwrap();
     let known = async |subscription: &Subscription| {
         rig.broker.get(crate::broker::Kind::Subscription, subscription.name.as_str()).await.unwrap().is_some()
     };
     assert_eq!((known(&used).await, known(&idle).await, known(&forever).await), (true, false, true));
     rig.advance_ms(40 * DAY_MS);
-    rig.connector.remove_expired().await.unwrap();
+    rig.connector.remove_idle_subscriptions().await.unwrap();
     assert_eq!((known(&used).await, known(&forever).await), (false, true));
 }
