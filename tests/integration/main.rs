@@ -1,7 +1,29 @@
-//! Every test that needs a running server, in one binary.
-
+//! Tests against real server processes. Each case number (`C001` and so on) stands for one report from the public
+//! about a Pub/Sub server or client; the doc comment says what is right.
 #![allow(clippy::unwrap_used)]
 
+mod fixture;
+
+mod access;
+mod crash;
+mod defaults;
+mod deletion;
 mod descriptors;
+mod exactly_once;
+mod filters;
 mod layers;
 mod licences;
+mod masks;
+mod naming;
+mod ordering;
+mod paging;
+mod publishing;
+mod pushing;
+mod redelivery;
+mod rest_wire;
+mod schemas;
+mod seeking;
+mod sessions;
+mod settling;
+mod startup;
+mod streaming;

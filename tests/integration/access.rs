@@ -1,0 +1,98 @@
+//! IAM policies.
+
+use landline::api::proto::{
+    iam::{Binding, GetIamPolicyRequest, GetPolicyOptions, Policy, SetIamPolicyRequest, TestIamPermissionsRequest},
+    pubsub::{CreateSchemaRequest, CreateSnapshotRequest, Schema, schema},
+};
+use tonic::Code;
+
+use crate::{
+    fixture::{Api, Backend, Fixture},
+    for_every_backend,
+};
+
+for_every_backend!(a_policy_is_kept_as_set, a_stale_etag_is_refused);
+
+fn get(resource: &str) -> GetIamPolicyRequest {
+    GetIamPolicyRequest { resource: resource.to_owned(), options: Some(GetPolicyOptions { requested_policy_version: 3 }) }
+}
+
+fn set(resource: &str, policy: Policy) -> SetIamPolicyRequest {
+    SetIamPolicyRequest { resource: resource.to_owned(), policy: Some(policy), update_mask: None }
+}
+
+fn binding(role: &str, members: &[&str]) -> Binding {
+    Binding { role: role.into(), members: members.iter().map(|m| m.to_string()).collect(), condition: None }
+}
+
+/// One resource of each kind.
+async fn resources(api: &Api) -> [String; 4] {
+    let (topic, subscription) = api.pair().await;
+    let name = api.snapshot("snap");
+    let snapshot = api.ok(CreateSnapshotRequest { name, subscription: subscription.clone(), ..Default::default() }).await.name;
+    let schema = Schema {
+        r#type: schema::Type::Avro as i32,
+        definition: r#"{"type":"record","name":"R","fields":[{"name":"f","type":"string"}]}"#.into(),
+        ..Default::default()
+    };
+    let request = CreateSchemaRequest { parent: api.parent(), schema: Some(schema), schema_id: "shape".into() };
+    [topic, subscription, snapshot, api.ok(request).await.name]
+}
+
+/// C166
+async fn a_policy_is_kept_as_set(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        for resource in resources(&api).await {
+            let fresh = api.ok(get(&resource)).await;
+            assert!(fresh.bindings.is_empty() && !fresh.etag.is_empty(), "{resource}: {fresh:?}");
+            let mut bindings =
+                vec![binding("roles/pubsub.publisher", &["user:a@example.com", "group:b@example.com"]), binding("roles/pubsub.viewer", &["allUsers"])];
+            let policy = Policy { bindings: bindings.clone(), etag: fresh.etag.clone(), ..Default::default() };
+            let stored = api.ok(set(&resource, policy)).await;
+            assert_ne!(stored.etag, fresh.etag);
+            let mut got = api.ok(get(&resource)).await;
+            assert_eq!(got, stored);
+            got.bindings.sort_by(|a, b| a.role.cmp(&b.role));
+            bindings.sort_by(|a, b| a.role.cmp(&b.role));
+            assert_eq!(got.bindings, bindings);
+            let collection = resource.split('/').nth(2).unwrap();
+            let permissions = vec![format!("pubsub.{collection}.get"), format!("pubsub.{collection}.delete")];
+            let request = TestIamPermissionsRequest { resource: resource.clone(), permissions: permissions.clone() };
+            let mut allowed = api.ok(request).await.permissions;
+            allowed.sort_unstable_by_key(|p| permissions.iter().position(|q| p == q));
+            assert_eq!(allowed, permissions);
+        }
+        for missing in [api.topic("none"), api.subscription("none"), api.snapshot("none"), api.schema("none")] {
+            assert_eq!(api.fails(get(&missing)).await, Code::NotFound, "{missing}");
+            assert_eq!(api.fails(set(&missing, Policy::default())).await, Code::NotFound, "{missing}");
+            let request = TestIamPermissionsRequest { resource: missing, permissions: vec!["pubsub.topics.get".into()] };
+            assert!(api.ok(request).await.permissions.is_empty());
+        }
+    }
+}
+
+/// C167
+async fn a_stale_etag_is_refused(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let topic = api.create_topic("orders").await;
+        let read = api.ok(get(&topic)).await;
+        let policy = |member: &str, etag: &[u8]| Policy {
+            bindings: vec![binding("roles/pubsub.publisher", &[member])],
+            etag: etag.to_vec().into(),
+            ..Default::default()
+        };
+        api.ok(set(&topic, policy("user:a@example.com", &read.etag))).await;
+        assert_eq!(api.fails(set(&topic, policy("user:b@example.com", &read.etag))).await, Code::Aborted);
+        let stored = api.ok(get(&topic)).await;
+        assert_eq!(stored.bindings[0].members, ["user:a@example.com"]);
+        api.ok(set(&topic, policy("user:c@example.com", b""))).await;
+        assert_eq!(api.ok(get(&topic)).await.bindings[0].members, ["user:c@example.com"]);
+        // A policy goes with its resource.
+        api.delete_topic(&topic).await;
+        assert_eq!(api.fails(get(&topic)).await, Code::NotFound);
+        api.create_topic("orders").await;
+        assert!(api.ok(get(&topic)).await.bindings.is_empty());
+    }
+}

@@ -1,0 +1,251 @@
+//! Seek, snapshots and retention.
+
+use landline::api::proto::pubsub::{
+    CreateSnapshotRequest, DeleteSnapshotRequest, GetSnapshotRequest, ListSnapshotsRequest, ListTopicSnapshotsRequest,
+    SeekRequest, SeekResponse, Snapshot, Topic, UpdateSnapshotRequest, seek_request::Target,
+};
+use prost_types::Timestamp;
+use tonic::Code;
+
+use crate::{
+    fixture::{Api, Backend, Fixture, mask, message::texts, seconds, timestamp},
+    for_every_backend, for_one_backend,
+};
+
+for_every_backend!(
+    a_seek_to_the_past_replays_what_is_retained,
+    a_seek_to_now_purges_what_came_before,
+    a_seek_to_a_publish_time_includes_that_message,
+    an_ack_from_before_a_seek_does_not_count_after_it,
+    a_snapshot_restores_its_state,
+    a_topic_that_retains_lets_new_subscriptions_look_back,
+    a_seek_serves_an_open_stream,
+);
+for_one_backend!(bad_snapshots_and_seeks_are_refused, snapshots_have_expiry_and_labels);
+
+async fn seek(api: &Api, subscription: &str, target: Target) {
+    let request = SeekRequest { subscription: subscription.to_owned(), target: Some(target) };
+    assert_eq!(api.ok(request).await, SeekResponse {});
+}
+
+async fn snapshot(api: &Api, id: &str, subscription: &str) -> Snapshot {
+    let name = api.snapshot(id);
+    api.ok(CreateSnapshotRequest { name, subscription: subscription.to_owned(), ..Default::default() }).await
+}
+
+async fn consume(api: &Api, subscription: &str, count: usize) -> Vec<String> {
+    let received = api.pull(subscription, count).await;
+    api.ack(subscription, &received).await;
+    let mut got: Vec<_> = received.iter().map(|r| r.text().to_owned()).collect();
+    got.sort_unstable();
+    got
+}
+
+/// C115
+async fn a_seek_to_the_past_replays_what_is_retained(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (topic, keeping) = api.pair_with(|s| s.retain_acked_messages = true).await;
+        let dropping = api.create_subscription("dropping", &topic).await;
+        let before = timestamp(-3600);
+        api.publish_texts(&topic, &["m1", "m2", "m3"]).await;
+        consume(&api, &keeping, 3).await;
+        let leased = api.pull(&dropping, 3).await;
+        api.ack(&dropping, &leased[..2]).await;
+        let rest = leased[2].text();
+        seek(&api, &keeping, Target::Time(before)).await;
+        seek(&api, &dropping, Target::Time(before)).await;
+        assert_eq!(consume(&api, &keeping, 3).await, ["m1", "m2", "m3"]);
+        // The one that was not acked is still retained, and its lease is over.
+        assert_eq!(consume(&api, &dropping, 1).await, [rest]);
+        api.assert_drained(&topic, &dropping).await;
+    }
+}
+
+/// C116
+async fn a_seek_to_now_purges_what_came_before(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (topic, subscription) = api.pair_with(|s| s.retain_acked_messages = true).await;
+        for round in 0..5 {
+            api.publish_texts(&topic, &["old"]).await;
+            // The clock of this machine is the server's; its next millisecond is after the publish time.
+            let published = timestamp(0);
+            let mut now = timestamp(0);
+            while now.seconds == published.seconds && now.nanos / 1_000_000 == published.nanos / 1_000_000 {
+                tokio::task::yield_now().await;
+                now = timestamp(0);
+            }
+            seek(&api, &subscription, Target::Time(now)).await;
+            let new = format!("new{round}");
+            api.publish_texts(&topic, &[&new]).await;
+            assert_eq!(consume(&api, &subscription, 1).await, [new]);
+            assert!(api.pull_now(&subscription, 10).await.is_empty());
+        }
+        // A seek to the future purges as well.
+        api.publish_texts(&topic, &["old"]).await;
+        seek(&api, &subscription, Target::Time(timestamp(3600))).await;
+        assert!(api.pull_now(&subscription, 10).await.is_empty());
+    }
+}
+
+/// C118
+async fn a_seek_to_a_publish_time_includes_that_message(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (topic, subscription) = api.pair_with(|s| s.retain_acked_messages = true).await;
+        api.publish_texts(&topic, &["m1"]).await;
+        let received = api.take(&subscription).await;
+        seek(&api, &subscription, Target::Time(received.message.publish_time.unwrap())).await;
+        assert_eq!(api.take(&subscription).await.id(), received.id());
+        let mut after: Timestamp = received.message.publish_time.unwrap();
+        after.nanos += 1;
+        seek(&api, &subscription, Target::Time(after)).await;
+        api.assert_drained(&topic, &subscription).await;
+    }
+}
+
+/// C119
+async fn an_ack_from_before_a_seek_does_not_count_after_it(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (topic, subscription) = api.pair_with(|s| s.retain_acked_messages = true).await;
+        let before = timestamp(-3600);
+        let state = snapshot(&api, "snap", &subscription).await;
+        api.publish_texts(&topic, &["m1"]).await;
+        for target in [Target::Time(before), Target::Snapshot(state.name)] {
+            let received = api.pull(&subscription, 1).await;
+            seek(&api, &subscription, target).await;
+            api.ack(&subscription, &received).await;
+            api.extend(&subscription, &received, 600).await;
+            let again = api.pull(&subscription, 1).await;
+            assert_eq!(again[0].id(), received[0].id());
+            api.nack(&subscription, &again).await;
+        }
+    }
+}
+
+/// A snapshot holds what was unacked, and everything published after it.
+async fn a_snapshot_restores_its_state(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (topic, subscription) = api.pair().await;
+        api.publish_texts(&topic, &["acked", "leased", "waiting"]).await;
+        let received = api.pull(&subscription, 3).await;
+        for r in received.iter().filter(|r| r.text() == "acked") {
+            api.ack(&subscription, [r]).await;
+        }
+        let state = snapshot(&api, "snap", &subscription).await;
+        assert_eq!(state.topic, topic);
+        api.publish_texts(&topic, &["later"]).await;
+        api.ack(&subscription, &received).await;
+        assert_eq!(consume(&api, &subscription, 1).await, ["later"]);
+        for _ in 0..2 {
+            seek(&api, &subscription, Target::Snapshot(state.name.clone())).await;
+            assert_eq!(consume(&api, &subscription, 3).await, ["later", "leased", "waiting"]);
+            assert!(api.pull_now(&subscription, 10).await.is_empty());
+        }
+        // Another subscription of the topic may use it, also one made later.
+        let other = api.create_subscription("other", &topic).await;
+        seek(&api, &other, Target::Snapshot(state.name.clone())).await;
+        assert_eq!(consume(&api, &other, 3).await, ["later", "leased", "waiting"]);
+        let listed = api.ok(ListTopicSnapshotsRequest { topic: topic.clone(), ..Default::default() }).await.snapshots;
+        assert_eq!(listed, [state.name.clone()]);
+        let listed = api.ok(ListSnapshotsRequest { project: api.parent(), ..Default::default() }).await.snapshots;
+        assert_eq!(listed, [state.clone()]);
+        api.ok(DeleteSnapshotRequest { snapshot: state.name.clone() }).await;
+        assert_eq!(api.fails(GetSnapshotRequest { snapshot: state.name.clone() }).await, Code::NotFound);
+        let request = SeekRequest { subscription, target: Some(Target::Snapshot(state.name)) };
+        assert_eq!(api.fails(request).await, Code::NotFound);
+    }
+}
+
+/// C121
+async fn bad_snapshots_and_seeks_are_refused(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (_, subscription) = api.pair().await;
+        let create = |name: &str, subscription: &str| CreateSnapshotRequest {
+            name: name.to_owned(),
+            subscription: subscription.to_owned(),
+            ..Default::default()
+        };
+        if api.transport == crate::fixture::Transport::Grpc {
+            assert_eq!(api.fails(create("snap1", &subscription)).await, Code::InvalidArgument);
+        }
+        let name = api.snapshot("snap");
+        assert_eq!(api.fails(create(&name, &api.subscription("none"))).await, Code::NotFound);
+        api.ok(create(&name, &subscription)).await;
+        assert_eq!(api.fails(create(&name, &subscription)).await, Code::AlreadyExists);
+
+        let other = api.create_topic("other").await;
+        let stranger = api.create_subscription("stranger", &other).await;
+        let seek = |subscription: &str, target| SeekRequest { subscription: subscription.to_owned(), target };
+        let foreign = api.fails(seek(&stranger, Some(Target::Snapshot(name.clone())))).await;
+        assert!([Code::FailedPrecondition, Code::InvalidArgument].contains(&foreign), "{foreign:?}");
+        let missing = Some(Target::Snapshot(api.snapshot("none")));
+        assert_eq!(api.fails(seek(&subscription, missing)).await, Code::NotFound);
+        assert_eq!(api.fails(seek(&subscription, None)).await, Code::InvalidArgument);
+        assert_eq!(api.fails(seek(&subscription, Some(Target::Snapshot("snap".into())))).await, Code::InvalidArgument);
+        let time = Some(Target::Time(timestamp(0)));
+        assert_eq!(api.fails(seek(&api.subscription("none"), time)).await, Code::NotFound);
+        assert_eq!(api.fails(DeleteSnapshotRequest { snapshot: api.snapshot("none") }).await, Code::NotFound);
+    }
+}
+
+/// C122, the part that needs no moved clock: the rest is checked where the clock is an argument.
+async fn snapshots_have_expiry_and_labels(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (_, subscription) = api.pair().await;
+        let labels = [("a".to_owned(), "1".to_owned())].into();
+        let request = CreateSnapshotRequest { name: api.snapshot("snap"), subscription, labels, ..Default::default() };
+        let created = api.ok(request.clone()).await;
+        assert_eq!(created.labels, request.labels);
+        let expected = timestamp(7 * 86_400).seconds;
+        assert!((expected - 30..=expected).contains(&created.expire_time.unwrap().seconds), "{created:?}");
+        let moved = Snapshot { expire_time: Some(timestamp(2 * 86_400)), ..created.clone() };
+        let update_mask = Some(mask(&["expire_time"]));
+        let updated = api.ok(UpdateSnapshotRequest { snapshot: Some(moved.clone()), update_mask }).await;
+        assert_eq!(updated.expire_time.unwrap().seconds, moved.expire_time.unwrap().seconds);
+        let update_mask = Some(mask(&["topic"]));
+        assert_eq!(api.fails(UpdateSnapshotRequest { snapshot: Some(moved), update_mask }).await, Code::InvalidArgument);
+    }
+}
+
+/// C125
+async fn a_topic_that_retains_lets_new_subscriptions_look_back(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let topic = Topic { name: api.topic("orders"), message_retention_duration: Some(seconds(3600)), ..Default::default() };
+        let topic = api.ok(topic).await.name;
+        api.publish_texts(&topic, &["m1", "m2", "m3"]).await;
+        let subscription = api.create_subscription("late", &topic).await;
+        let got = api.get_subscription(&subscription).await.unwrap();
+        assert_eq!(got.topic_message_retention_duration, Some(seconds(3600)));
+        assert!(api.pull_now(&subscription, 10).await.is_empty(), "nothing old without a seek");
+        seek(&api, &subscription, Target::Time(timestamp(-3600))).await;
+        assert_eq!(consume(&api, &subscription, 3).await, ["m1", "m2", "m3"]);
+        // Acked messages come back too, without retain_acked_messages: the topic keeps them.
+        seek(&api, &subscription, Target::Time(timestamp(-3600))).await;
+        assert_eq!(consume(&api, &subscription, 3).await, ["m1", "m2", "m3"]);
+        api.assert_drained(&topic, &subscription).await;
+    }
+}
+
+/// C115: delivery starts without a new stream.
+async fn a_seek_serves_an_open_stream(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.retain_acked_messages = true).await;
+    let mut stream = api.stream_with(&subscription, |r| r.max_outstanding_messages = 3).await;
+    api.publish_texts(&topic, &["m1", "m2", "m3"]).await;
+    // Two acked, one outstanding: the seek frees its slot as well.
+    let received = stream.messages(3).await;
+    api.ack(&subscription, &received[..2]).await;
+    seek(&api, &subscription, Target::Time(timestamp(-3600))).await;
+    let again = stream.messages(3).await;
+    let mut got = texts(&again);
+    got.sort_unstable();
+    assert_eq!(got, ["m1", "m2", "m3"]);
+}
