@@ -79,6 +79,14 @@ macro_rules! for_two_nodes {
     };
 }
 
+/// The same for tests that do something to Redis.
+#[macro_export]
+macro_rules! for_redis {
+    ($($name:ident),+ $(,)?) => {
+        $crate::tests_on! { [redis Redis] $($name)+ }
+    };
+}
+
 #[doc(hidden)]
 #[macro_export]
 macro_rules! tests_on {
