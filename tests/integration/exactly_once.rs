@@ -231,7 +231,7 @@ async fn nothing_is_delivered_twice_while_leased(backend: Backend) {
             for r in &received {
                 count += 1;
                 // The books change before a nack, after an ack: between the two the message may be with anyone.
-                if count % 4 == 0 {
+                if count.is_multiple_of(4) {
                     held.lock().unwrap().0.remove(r.id());
                     api.nack(&subscription, [r]).await;
                 } else {

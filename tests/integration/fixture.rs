@@ -110,7 +110,6 @@ pub struct Fixture {
     pub redis: Option<Redis>,
     pub cluster: Option<RedisCluster>,
     pub folder: TempDir,
-    backend: Backend,
     apis: AtomicU64,
 }
 
@@ -138,13 +137,12 @@ impl Fixture {
     /// # Errors
     /// The server's log.
     pub fn try_start_in(
-        backend: Backend,
-        settings: &[(&str, &str)],
+            settings: &[(&str, &str)],
         wrapper: impl Fn(&Path) -> Vec<String>,
     ) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("landline-test-").tempdir().map_err(|e| e.to_string())?;
         let mut fixture =
-            Self { nodes: Vec::new(), redis: None, cluster: None, folder, backend, apis: AtomicU64::new(0) };
+            Self { nodes: Vec::new(), redis: None, cluster: None, folder, apis: AtomicU64::new(0) };
         let path = fixture.folder.path().to_owned();
         let url = match backend {
             Backend::Memory => "memory:".to_owned(),
@@ -162,11 +160,6 @@ impl Fixture {
             fixture.nodes.push(Node::start(NodeSpec { wrapper: wrapper(&path), env, log })?);
         }
         Ok(fixture)
-    }
-
-    /// Where its messages are kept.
-    pub fn backend(&self) -> Backend {
-        self.backend
     }
 
     /// The folder of the embedded broker.

@@ -135,7 +135,7 @@ async fn topic_and_subscription_may_be_in_different_projects(backend: Backend) {
     owner.publish_texts(&topic, &["m1"]).await;
     assert_eq!(reader.take(&subscription).await.text(), "m1");
     let attached = owner.ok(ListTopicSubscriptionsRequest { topic, ..Default::default() }).await.subscriptions;
-    assert_eq!(attached, [subscription.clone()]);
+    assert_eq!(attached, std::slice::from_ref(&subscription));
     let listed = reader.ok(ListSubscriptionsRequest { project: reader.parent(), ..Default::default() }).await;
     assert_eq!(listed.subscriptions.iter().map(|s| &s.name).collect::<Vec<_>>(), [&subscription]);
     let listed = owner.ok(ListSubscriptionsRequest { project: owner.parent(), ..Default::default() }).await;
