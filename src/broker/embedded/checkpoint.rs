@@ -58,6 +58,8 @@ pub(super) fn write(shared: &Shared, directory: Option<&Path>) -> Result<u64, Br
         let mut state = shared.state.lock();
         let now_ms = state.tick(shared.clock.now_ms());
         state.reclaim(now_ms);
+        // Appends take their ids outside of the lock; only a replay counts them in the state.
+        state.next_message_id = shared.next_message_id.load(Ordering::Relaxed);
         (state.store(), shared.log.position())
     };
     let used = stored.used_segments();
