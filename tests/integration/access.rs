@@ -46,8 +46,10 @@ async fn a_policy_is_kept_as_set(backend: Backend) {
         for resource in resources(&api).await {
             let fresh = api.ok(get(&resource)).await;
             assert!(fresh.bindings.is_empty() && !fresh.etag.is_empty(), "{resource}: {fresh:?}");
-            let mut bindings =
-                vec![binding("roles/pubsub.publisher", &["user:a@example.com", "group:b@example.com"]), binding("roles/pubsub.viewer", &["allUsers"])];
+            let mut bindings = vec![
+                binding("roles/pubsub.publisher", &["user:a@example.com", "group:b@example.com"]),
+                binding("roles/pubsub.viewer", &["allUsers"]),
+            ];
             let policy = Policy { bindings: bindings.clone(), etag: fresh.etag.clone(), ..Default::default() };
             let stored = api.ok(set(&resource, policy)).await;
             assert_ne!(stored.etag, fresh.etag);

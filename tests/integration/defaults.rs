@@ -110,7 +110,8 @@ async fn a_partial_retry_policy_is_filled_up(backend: Backend) {
             let set = |s: &mut Subscription| s.retry_policy = Some(policy(min, max));
             let failure = api.update_subscription(&name, &["retry_policy"], set).await.unwrap_err();
             assert_eq!(failure.code, Code::InvalidArgument, "update {min:?} {max:?}");
-            let mut request = Subscription { topic: topic.clone(), name: api.subscription(&format!("bad{number}")), ..Default::default() };
+            let mut request =
+                Subscription { topic: topic.clone(), name: api.subscription(&format!("bad{number}")), ..Default::default() };
             set(&mut request);
             assert_eq!(api.fails(request).await, Code::InvalidArgument, "create {min:?} {max:?}");
         }
@@ -122,7 +123,8 @@ async fn ack_deadlines_have_bounds(backend: Backend) {
     let fixture = Fixture::start(backend).await;
     for api in fixture.apis().await {
         let topic = api.create_topic("orders").await;
-        for (given, expected) in [(0, Some(10)), (9, None), (10, Some(10)), (600, Some(600)), (601, None), (-1, None), (1, None)] {
+        for (given, expected) in [(0, Some(10)), (9, None), (10, Some(10)), (600, Some(600)), (601, None), (-1, None), (1, None)]
+        {
             let name = api.subscription(&format!("sub{given}"));
             let request = Subscription { name, topic: topic.clone(), ack_deadline_seconds: given, ..Default::default() };
             match expected {
@@ -142,8 +144,7 @@ async fn retention_has_bounds_and_is_echoed_as_given(backend: Backend) {
         for (number, (given, legal)) in cases.into_iter().enumerate() {
             let duration = Some(seconds(given));
             let name = api.subscription(&format!("sub{number}"));
-            let request =
-                Subscription { name, topic: topic.clone(), message_retention_duration: duration, ..Default::default() };
+            let request = Subscription { name, topic: topic.clone(), message_retention_duration: duration, ..Default::default() };
             let name = api.topic(&format!("topic{number}"));
             let topic = Topic { name, message_retention_duration: duration, ..Default::default() };
             if legal {

@@ -103,11 +103,8 @@ async fn a_detached_subscription_keeps_only_its_settings(backend: Backend) {
 }
 
 async fn snapshot_of(api: &Api, subscription: &str) -> String {
-    let request = CreateSnapshotRequest {
-        name: api.snapshot("snap"),
-        subscription: subscription.to_owned(),
-        ..Default::default()
-    };
+    let request =
+        CreateSnapshotRequest { name: api.snapshot("snap"), subscription: subscription.to_owned(), ..Default::default() };
     api.ok(request).await.name
 }
 

@@ -51,7 +51,7 @@ pub enum Backend {
 #[macro_export]
 macro_rules! for_every_backend {
     ($($name:ident),+ $(,)?) => {
-        $crate::tests_on! { [memory Memory, embedded Embedded, redis Redis, redis_cluster RedisCluster, two_nodes TwoNodes] $($name)+ }
+        $crate::tests_on! { [memory Memory, embedded Embedded] $($name)+ }
     };
 }
 
@@ -59,7 +59,7 @@ macro_rules! for_every_backend {
 #[macro_export]
 macro_rules! for_durable_backends {
     ($($name:ident),+ $(,)?) => {
-        $crate::tests_on! { [embedded Embedded, redis Redis] $($name)+ }
+        $crate::tests_on! { [embedded Embedded] $($name)+ }
     };
 }
 
@@ -137,12 +137,10 @@ impl Fixture {
     /// # Errors
     /// The server's log.
     pub fn try_start_in(
-            settings: &[(&str, &str)],
-        wrapper: impl Fn(&Path) -> Vec<String>,
-    ) -> Result<Self, String> {
+        backend: Backend,
+        settings: &[(&str, &str)], wrapper: impl Fn(&Path) -> Vec<String>) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("landline-test-").tempdir().map_err(|e| e.to_string())?;
-        let mut fixture =
-            Self { nodes: Vec::new(), redis: None, cluster: None, folder, apis: AtomicU64::new(0) };
+        let mut fixture = Self { nodes: Vec::new(), redis: None, cluster: None, folder, apis: AtomicU64::new(0) };
         let path = fixture.folder.path().to_owned();
         let url = match backend {
             Backend::Memory => "memory:".to_owned(),

@@ -194,8 +194,17 @@ async fn immutable_and_unknown_paths_are_refused(backend: Backend) {
     for api in fixture.apis().await {
         let (topic, name) = api.pair().await;
         let immutable = [
-            "name", "topic", "filter", "enable_message_ordering", "detached", "state", "topic_message_retention_duration", "tags",
-            "ackDeadline", "push_config.nosuch", "labels.a.b.c",
+            "name",
+            "topic",
+            "filter",
+            "enable_message_ordering",
+            "detached",
+            "state",
+            "topic_message_retention_duration",
+            "tags",
+            "ackDeadline",
+            "push_config.nosuch",
+            "labels.a.b.c",
         ];
         for path in immutable {
             let failure = api.update_subscription(&name, &[path], |s| s.topic = topic.clone()).await.unwrap_err();

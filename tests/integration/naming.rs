@@ -146,9 +146,8 @@ async fn topic_and_subscription_may_be_in_different_projects(backend: Backend) {
 async fn ids_that_look_like_internal_keys_are_ordinary(backend: Backend) {
     let fixture = Fixture::start(backend).await;
     let api = fixture.api().await;
-    let ids = [
-        "sub.x", "topic.x", "gcp.sub.x", "a.b", "a~b", "a%3Ab", "topics", "lock", "messages", "subscriptions", "Lock", "LOCK",
-    ];
+    let ids =
+        ["sub.x", "topic.x", "gcp.sub.x", "a.b", "a~b", "a%3Ab", "topics", "lock", "messages", "subscriptions", "Lock", "LOCK"];
     for id in ids {
         let topic = api.create_topic(id).await;
         // The subscription has the same id as its topic.

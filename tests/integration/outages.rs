@@ -57,7 +57,8 @@ async fn a_frozen_redis_makes_calls_fail_and_not_hang(backend: Backend) {
     let api = fixture.api().await;
     let (topic, subscription) = api.pair().await;
     fixture.redis.as_ref().unwrap().pause();
-    let publish = crate::fixture::within(Duration::from_secs(30), "an answer", api.call(publish_request(&topic, [message("m1")])));
+    let publish =
+        crate::fixture::within(Duration::from_secs(30), "an answer", api.call(publish_request(&topic, [message("m1")])));
     let failure = publish.await.unwrap_err();
     assert!([Code::Unavailable, Code::DeadlineExceeded].contains(&failure.code), "{failure:?}");
     eventually("the health service says NOT_SERVING", SOON, async || !serving(&fixture).await).await;

@@ -249,7 +249,8 @@ async fn strings_must_be_utf8(backend: Backend) {
     let api = fixture.api().await;
     let (topic, subscription) = api.pair().await;
     // Field 5 (ordering_key) and field 2 (attributes) with the byte 0xff, then bytes that are no message at all.
-    let encodings: [&[u8]; 4] = [&[0x0a, 1, b'x', 0x2a, 1, 0xff], &[0x12, 6, 0x0a, 1, b'k', 0x12, 1, 0xff], &[0x0a, 5, 1], &[0xff]];
+    let encodings: [&[u8]; 4] =
+        [&[0x0a, 1, b'x', 0x2a, 1, 0xff], &[0x12, 6, 0x0a, 1, b'k', 0x12, 1, 0xff], &[0x0a, 5, 1], &[0xff]];
     for encoding in encodings {
         let request = PublishRequest { topic: topic.clone(), messages: vec![encoding.to_vec().into()] };
         assert_eq!(api.fails(request).await, Code::InvalidArgument, "{encoding:?}");

@@ -196,7 +196,8 @@ async fn endpoints_are_kept_to_the_byte_and_checked(backend: Backend) {
             let request = Subscription { name, topic: topic.clone(), push_config: Some(config), ..Default::default() };
             assert_eq!(api.fails(request).await, Code::InvalidArgument, "{bad}");
         }
-        for (id, legal) in [("host", "https://host.invalid:9000/p"), ("six", "http://[::1]:9/"), ("plain", "http://host.invalid")] {
+        for (id, legal) in [("host", "https://host.invalid:9000/p"), ("six", "http://[::1]:9/"), ("plain", "http://host.invalid")]
+        {
             let config = PushConfig { push_endpoint: legal.into(), ..Default::default() };
             api.create_subscription_with(&format!("sub-{id}"), &topic, |s| s.push_config = Some(config)).await;
         }

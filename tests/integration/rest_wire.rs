@@ -72,8 +72,17 @@ async fn unknown_fields_and_broken_json_are_refused(backend: Backend) {
     let topic = api.create_topic("orders").await;
     let path = format!("/v1/{}", api.subscription("billing"));
     let broken = [
-        "{\"topik\":\"x\"}", "[]", "{", "\"text\"", "{\"topic\":5}", "{\"topic\":[]}", "{\"ackDeadlineSeconds\":\"ten\"}",
-        "{\"ackDeadlineSeconds\":1.5}", "{\"ackDeadlineSeconds\":99999999999}", "{} {}", "nonsense",
+        "{\"topik\":\"x\"}",
+        "[]",
+        "{",
+        "\"text\"",
+        "{\"topic\":5}",
+        "{\"topic\":[]}",
+        "{\"ackDeadlineSeconds\":\"ten\"}",
+        "{\"ackDeadlineSeconds\":1.5}",
+        "{\"ackDeadlineSeconds\":99999999999}",
+        "{} {}",
+        "nonsense",
     ];
     for body in broken {
         let answer = put(api.address(), &path, body).await;
@@ -103,8 +112,18 @@ async fn system_parameters_are_accepted(backend: Backend) {
     let api = fixture.api_over(Transport::Rest).await;
     let (topic, subscription) = api.pair().await;
     let parameters = [
-        "alt=json", "$alt=json", "%24alt=json", "prettyPrint=false", "key=abc", "quotaUser=x", "$.xgafv=1", "$.xgafv=2",
-        "access_token=x", "uploadType=media", "callback=", "alt=json&prettyPrint=true&key=x",
+        "alt=json",
+        "$alt=json",
+        "%24alt=json",
+        "prettyPrint=false",
+        "key=abc",
+        "quotaUser=x",
+        "$.xgafv=1",
+        "$.xgafv=2",
+        "access_token=x",
+        "uploadType=media",
+        "callback=",
+        "alt=json&prettyPrint=true&key=x",
     ];
     for parameter in parameters {
         let answer = get(api.address(), &format!("/v1/{subscription}?{parameter}")).await;
@@ -174,7 +193,9 @@ async fn compressed_and_chunked_bodies_are_read(backend: Backend) {
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
 
     let address = api.address();
-    let head = |rest: &str| format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{rest}\r\n\r\n");
+    let head = |rest: &str| {
+        format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{rest}\r\n\r\n")
+    };
     let (first, second) = (body("Y2h1bms="), head("Transfer-Encoding: chunked"));
     let (left, right) = first.split_at(10);
     let chunks = format!("{:x}\r\n{left}\r\n{:x}\r\n{right}\r\n0\r\n\r\n", left.len(), right.len());

@@ -67,7 +67,8 @@ async fn avro_unions_need_their_branch_name(backend: Backend) {
     let fixture = Fixture::start(backend).await;
     for api in fixture.apis().await {
         let schema = avro(r#"{"name":"f","type":["null","string"]}"#);
-        let cases = [(r#"{"f":"x"}"#, false), (r#"{"f":{"string":"x"}}"#, true), (r#"{"f":null}"#, true), (r#"{"f":{"int":1}}"#, false)];
+        let cases =
+            [(r#"{"f":"x"}"#, false), (r#"{"f":{"string":"x"}}"#, true), (r#"{"f":null}"#, true), (r#"{"f":{"int":1}}"#, false)];
         check(&api, &schema, &cases).await;
         let record = r#"{"type":"record","name":"R","namespace":"com.x","fields":[{"name":"a","type":"int"}]}"#;
         let schema = avro(&format!(r#"{{"name":"f","type":["null",{record}]}}"#));
@@ -103,7 +104,10 @@ async fn avro_json_values_follow_the_specification(backend: Backend) {
             r#"{"name":"f","type":"int"}"#,
             &[(r#"{"f":1}"#, true), (r#"{"f":1,"g":2}"#, false), (r#"{"f":3000000000}"#, false), (r#"{"f":"1"}"#, false)],
         ),
-        (r#"{"name":"f","type":{"type":"array","items":"boolean"}}"#, &[(r#"{"f":[true,false]}"#, true), (r#"{"f":[1]}"#, false)]),
+        (
+            r#"{"name":"f","type":{"type":"array","items":"boolean"}}"#,
+            &[(r#"{"f":[true,false]}"#, true), (r#"{"f":[1]}"#, false)],
+        ),
     ];
     for (fields, cases) in cases {
         check(&api, &avro(fields), cases).await;
@@ -119,7 +123,8 @@ async fn avro_json_values_follow_the_specification(backend: Backend) {
 async fn bad_definitions_are_refused(backend: Backend) {
     let fixture = Fixture::start(backend).await;
     for api in fixture.apis().await {
-        let of = |kind: Type, definition: &str| Schema { r#type: kind as i32, definition: definition.into(), ..Default::default() };
+        let of =
+            |kind: Type, definition: &str| Schema { r#type: kind as i32, definition: definition.into(), ..Default::default() };
         let bad = [
             of(Type::Avro, r#"{"not_actually":"avro"}"#),
             of(Type::Avro, "plain text"),
@@ -159,8 +164,12 @@ async fn protobuf_definitions_have_one_message_and_no_imports(backend: Backend) 
         "syntax = \"proto3\"; message M { message N { int32 a = 1; } enum E { Z = 0; O = 1; } N n = 1; E e = 2; string f = 3; }",
     );
     assert_eq!(outcome(nested.clone()).await, Ok(()));
-    check(&api, &nested, &[(r#"{"n":{"a":1},"e":"O","f":"x"}"#, true), ("{}", true), (r#"{"f":1}"#, false), (r#"{"g":"x"}"#, false)])
-        .await;
+    check(
+        &api,
+        &nested,
+        &[(r#"{"n":{"a":1},"e":"O","f":"x"}"#, true), ("{}", true), (r#"{"f":1}"#, false), (r#"{"g":"x"}"#, false)],
+    )
+    .await;
     let required = proto("syntax = \"proto2\"; message M { required string f = 1; optional int32 g = 2; }");
     assert_eq!(outcome(required.clone()).await, Ok(()));
     check(&api, &required, &[(r#"{"f":"x"}"#, true), (r#"{"g":1}"#, false)]).await;

@@ -113,9 +113,7 @@ async fn a_deleted_subscription_ends_its_streams_and_old_ids(backend: Backend) {
     let received = stream.message().await;
     assert_eq!(received.text(), "m2");
     // The old id settles nothing of the new subscription, whatever the answer.
-    for outcome in
-        [api.call(acknowledge(&subscription, [&old])).await, api.call(modify(&subscription, [&old], 0)).await]
-    {
+    for outcome in [api.call(acknowledge(&subscription, [&old])).await, api.call(modify(&subscription, [&old], 0)).await] {
         assert!(outcome.is_ok() || outcome.unwrap_err().code == Code::InvalidArgument);
     }
     stream.nack(&received);
@@ -134,10 +132,8 @@ async fn what_a_dead_stream_never_received_goes_to_others_at_once(backend: Backe
     let (topic, subscription) = api
         .pair_with(|s| {
             s.ack_deadline_seconds = 600;
-            s.dead_letter_policy = Some(landline::api::proto::pubsub::DeadLetterPolicy {
-                dead_letter_topic: dead,
-                max_delivery_attempts: 5,
-            });
+            s.dead_letter_policy =
+                Some(landline::api::proto::pubsub::DeadLetterPolicy { dead_letter_topic: dead, max_delivery_attempts: 5 });
         })
         .await;
     let set = |r: &mut StreamingPullRequest| {
@@ -161,10 +157,8 @@ async fn a_stalled_reader_does_not_hold_up_others(backend: Backend) {
     let dead = api.create_topic("dead").await;
     let (topic, subscription) = api
         .pair_with(|s| {
-            s.dead_letter_policy = Some(landline::api::proto::pubsub::DeadLetterPolicy {
-                dead_letter_topic: dead,
-                max_delivery_attempts: 5,
-            });
+            s.dead_letter_policy =
+                Some(landline::api::proto::pubsub::DeadLetterPolicy { dead_letter_topic: dead, max_delivery_attempts: 5 });
         })
         .await;
     let before = fixture.nodes.iter().map(|n| n.resident_bytes()).max().unwrap();

@@ -43,7 +43,9 @@ async fn deadlines_have_a_range(backend: Backend) {
         let (topic, subscription) = api.pair().await;
         api.publish_texts(&topic, &["m1"]).await;
         let received = api.pull(&subscription, 1).await;
-        for (seconds, legal) in [(10, true), (600, true), (1, false), (5, false), (9, false), (601, false), (715, false), (-1, false)] {
+        for (seconds, legal) in
+            [(10, true), (600, true), (1, false), (5, false), (9, false), (601, false), (715, false), (-1, false)]
+        {
             let outcome = api.call(modify(&subscription, &received, seconds)).await;
             assert_eq!(code(&outcome), if legal { Code::Ok } else { Code::InvalidArgument }, "{seconds}");
         }
