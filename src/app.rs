@@ -126,8 +126,10 @@ fn early_services(settings: &Settings, readiness: &Readiness) -> Result<Services
 
 /// Serves everything from now on.
 fn open(core: &Core, dispatch: &Dispatch, readiness: &Readiness) {
-    let services =
-        Services::default().with(grpc::publisher(core.connector.clone())).with(grpc::subscriber(core.connector.clone()));
+    let services = Services::default()
+        .with(grpc::publisher(core.connector.clone()))
+        .with(grpc::subscriber(core.connector.clone()))
+        .with(grpc::iam(core.connector.clone()));
     dispatch.open(services);
     readiness.open(core.broker.clone());
 }
@@ -172,13 +174,14 @@ impl Serving {
     }
 
     /// Ends in order: no new work, the calls under way, the connections, the broker.
-    async fn stop(mut self, settings: &Settings, core: Option<Core>, readiness: &Readiness) {
+    async fn stop(mut self, settings: &Settings, mut core: Option<Core>, readiness: &Readiness) {
         let limit = tokio::time::sleep(Duration::from_secs(settings.drain_seconds));
         let calls = async {
             readiness.drain();
             self.stop.cancel();
             while self.accepting.join_next().await.is_some() {}
-            if let Some(core) = &core {
+            if let Some(core) = &mut core {
+                core.push.stop().await;
                 core.connector.drain().await;
             }
             self.drain.cancel();

@@ -2,6 +2,9 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
 use super::{Error, node};
 use crate::{
     broker::{
@@ -9,6 +12,7 @@ use crate::{
         embedded::{self, Embedded},
     },
     connector::{self, Connector, Options},
+    push::Pusher,
     settings::{BrokerUrl, Durability, Settings},
 };
 
@@ -19,6 +23,22 @@ const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration
 pub struct Core {
     pub broker: Arc<dyn Broker>,
     pub connector: Arc<Connector>,
+    pub push: Pushing,
+}
+
+/// Push delivery under way.
+pub struct Pushing {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Pushing {
+    /// Ends push delivery after the requests under way.
+    pub async fn stop(&mut self) {
+        self.stop.cancel();
+        // A panic has been reported where it happened.
+        let _ = (&mut self.task).await;
+    }
 }
 
 /// Opens everything once.
@@ -30,7 +50,10 @@ pub async fn open(settings: &Settings) -> Result<Core, Error> {
     let node_id = node::id(&settings.connector.node_id, data_folder(settings)).map_err(Error::NodeId)?;
     let connector = Connector::open(broker.clone(), Options { node_id, ..settings.connector.clone() }).await;
     let connector = connector.map_err(|error| Error::Broker(broker_error(error)))?;
-    Ok(Core { broker, connector })
+    let stop = CancellationToken::new();
+    let pusher = Pusher::new(connector.clone(), stop.clone()).map_err(|error| Error::Broker(broker_error(error)))?;
+    let push = Pushing { stop, task: tokio::spawn(pusher.run()) };
+    Ok(Core { broker, connector, push })
 }
 
 /// What kept the use cases from starting was the broker, told in their words.

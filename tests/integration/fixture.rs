@@ -138,7 +138,9 @@ impl Fixture {
     /// The server's log.
     pub fn try_start_in(
         backend: Backend,
-        settings: &[(&str, &str)], wrapper: impl Fn(&Path) -> Vec<String>) -> Result<Self, String> {
+        settings: &[(&str, &str)],
+        wrapper: impl Fn(&Path) -> Vec<String>,
+    ) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("landline-test-").tempdir().map_err(|e| e.to_string())?;
         let mut fixture = Self { nodes: Vec::new(), redis: None, cluster: None, folder, apis: AtomicU64::new(0) };
         let path = fixture.folder.path().to_owned();
