@@ -47,10 +47,10 @@ async fn killing_the_server_breaks_no_promise(backend: Backend) {
 
 /// The same promises on a disk that fills up; space comes back as messages are acknowledged.
 async fn a_full_disk_refuses_publishes_and_loses_nothing(backend: Backend) {
-    // The server runs in a mount namespace of its own with 24 MB under its folder.
+    // The server runs in a mount namespace of its own with 200 MB under its folder: room for three segments of the log.
     let wrapper = |folder: &std::path::Path| {
         let data = folder.join("data");
-        let script = format!("mkdir -p {0} && mount -t tmpfs -o size=24m tmpfs {0} && exec \"$0\"", data.display());
+        let script = format!("mkdir -p {0} && mount -t tmpfs -o size=200m tmpfs {0} && exec \"$0\"", data.display());
         ["unshare", "--map-root-user", "--mount", "sh", "-c", &script].map(str::to_owned).to_vec()
     };
     let fixture = Fixture::try_start_in(backend, &[], wrapper).unwrap_or_else(|e| panic!("{e}"));
@@ -59,16 +59,16 @@ async fn a_full_disk_refuses_publishes_and_loses_nothing(backend: Backend) {
     for round in 0..2 {
         let mut confirmed = Vec::new();
         let refused = loop {
-            let batch = (0..4).map(|n| crate::fixture::message(vec![b'a' + n; 60_000]));
+            let batch = (0..4).map(|n| crate::fixture::message(vec![b'a' + n; 240_000]));
             match api.call(crate::fixture::api::publish_request(&topic, batch)).await {
                 Ok(answer) => confirmed.extend(answer.message_ids),
                 Err(failure) => break failure,
             }
-            assert!(confirmed.len() < 2000, "24 MB took 120 MB");
+            assert!(confirmed.len() < 2000, "200 MB took 480 MB");
         };
         let expected = [tonic::Code::ResourceExhausted, tonic::Code::Unavailable];
         assert!(expected.contains(&refused.code), "round {round}: {refused:?}");
-        assert!(confirmed.len() > 100, "round {round}: only {} messages fit into 24 MB: {refused:?}", confirmed.len());
+        assert!(confirmed.len() > 100, "round {round}: only {} messages fit into 200 MB: {refused:?}", confirmed.len());
         let received = api.pull(&subscription, confirmed.len()).await;
         let mut got: Vec<_> = received.iter().map(|r| r.id().to_owned()).collect();
         got.sort_unstable();

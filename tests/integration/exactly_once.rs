@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use landline::api::proto::pubsub::{AcknowledgeRequest, ModifyAckDeadlineRequest, Subscription};
+use landline::api::proto::pubsub::{AcknowledgeRequest, ModifyAckDeadlineRequest, StreamingPullRequest, Subscription};
 use tonic::Code;
 
 use crate::{
@@ -125,7 +125,9 @@ async fn a_modify_right_after_delivery_succeeds(backend: Backend) {
     let fixture = Fixture::start(backend).await;
     let api = fixture.api().await;
     let (topic, subscription) = api.pair_with(once).await;
-    let mut streams = [api.stream(&subscription).await, api.stream(&subscription).await];
+    // Long leases: what is tested is the moment of delivery, however slow the machine.
+    let long = |r: &mut StreamingPullRequest| r.stream_ack_deadline_seconds = 600;
+    let mut streams = [api.stream_with(&subscription, long).await, api.stream_with(&subscription, long).await];
     let publish = async {
         for batch in 0..20 {
             api.publish(&topic, (0..25).map(|n| message(format!("{batch}-{n}")))).await;
@@ -299,7 +301,11 @@ async fn switching_exactly_once_changes_what_an_old_id_does(backend: Backend) {
 async fn a_confirmed_ack_is_final_across_a_crash(backend: Backend) {
     let mut fixture = Fixture::start(backend).await;
     let mut api = fixture.api().await;
-    let (topic, subscription) = api.pair_with(once).await;
+    let long = |s: &mut Subscription| {
+        once(s);
+        s.ack_deadline_seconds = 600;
+    };
+    let (topic, subscription) = api.pair_with(long).await;
     for round in 0..3 {
         let sent: Vec<_> = (0..50).map(|n| format!("{round}-{n}")).collect();
         api.publish(&topic, sent.iter().map(message)).await;
