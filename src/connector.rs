@@ -13,6 +13,7 @@ use crate::{
 pub mod ack_id;
 pub mod catalog;
 mod channel;
+pub mod dead_letter;
 pub mod draft;
 pub mod error;
 mod janitor;
@@ -115,6 +116,10 @@ impl Connector {
         let tasks = Mutex::new(vec![follower.abort_handle()]);
         let delivery = channel::Delivery::new(broker.clone(), &options, &secret);
         let connector = Arc::new(Self { broker, options, secret, catalog, delivery, tasks });
+        let forwarder =
+            dead_letter::run(Arc::downgrade(&connector), connector.broker.events(), connector.delivery.draining.clone());
+        let forwarder = connector.delivery.tasks.spawn(forwarder);
+        connector.tasks.lock().push(forwarder.abort_handle());
         let janitor = tokio::spawn(janitor::run(Arc::downgrade(&connector)));
         connector.tasks.lock().push(janitor.abort_handle());
         Ok(connector)

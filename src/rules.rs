@@ -1,5 +1,6 @@
 //! Pure decisions: no clock, no I/O.
 
+pub mod dead_letter;
 pub mod filter;
 pub mod flow_control;
 pub mod lease;

@@ -9,6 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     Options, Secret,
     ack_id::{AckIds, Minter},
+    dead_letter::DeadLetterCounts,
     settle::lane::{Acks, Changes, Lane},
 };
 use crate::broker::{Broker, LeaseToken, QueueRef, Session};
@@ -33,6 +34,7 @@ pub(super) struct Delivery {
     pub draining: CancellationToken,
     /// Everything that must be done before the broker may be closed.
     pub tasks: TaskTracker,
+    pub dead_letters: DeadLetterCounts,
 }
 
 #[derive(Default)]
@@ -50,6 +52,7 @@ impl Delivery {
             channels: Mutex::new(Channels { known: HashMap::new(), purge_at: FEW_CHANNELS }),
             draining: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            dead_letters: DeadLetterCounts::default(),
         }
     }
 

@@ -87,8 +87,12 @@ impl Rig {
     }
 
     pub async fn subscription(&self, id: &str, adjust: impl FnOnce(&mut Subscription)) -> SubscriptionName {
+        self.subscription_on(id, "topic", adjust).await
+    }
+
+    pub async fn subscription_on(&self, id: &str, topic: &str, adjust: impl FnOnce(&mut Subscription)) -> SubscriptionName {
         let name = SubscriptionName::new("p1", id).unwrap();
-        let topic = self.connector.topic(&TopicName::new("p1", "topic").unwrap()).await.unwrap();
+        let topic = self.connector.topic(&TopicName::new("p1", topic).unwrap()).await.unwrap();
         let mut subscription = Subscription {
             name: name.clone(),
             incarnation: rand::random(),
