@@ -25,6 +25,8 @@ pub mod pull;
 mod record;
 #[cfg(test)]
 mod rig;
+#[cfg_attr(not(feature = "schemas"), path = "connector/schemas/off.rs")]
+pub mod schemas;
 mod secret;
 mod seek;
 pub mod session;
@@ -35,12 +37,13 @@ mod topics;
 pub mod validate;
 
 pub use catalog::{SubscriptionEntry, TopicEntry};
-pub use error::{AckFailure, Error};
+pub use error::{AckFailure, Error, SchemaViolation};
 pub use listing::{Page, PageRequest};
 pub use secret::Secret;
 pub use seek::SeekTo;
 pub use snapshots::SnapshotView;
 pub use subscriptions::SubscriptionView;
+pub use topics::TopicView;
 
 /// Settings the use cases obey.
 #[derive(Debug, Clone)]

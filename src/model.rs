@@ -6,6 +6,7 @@ pub mod message;
 pub mod names;
 pub mod policy;
 pub mod resource;
+pub mod schema;
 
 pub use message::{EncodedMessage, MessageError};
 pub use names::{Name, NameError, SchemaName, SnapshotName, SubscriptionName, TopicName};
@@ -13,3 +14,4 @@ pub use policy::{DeadLetterPolicy, ExpirationPolicy, RetryPolicy};
 pub use resource::{
     Encoding, MessageTransform, OidcToken, PushConfig, PushWrapper, SchemaSettings, Snapshot, StoragePolicy, Subscription, Topic,
 };
+pub use schema::{Definition, Schema, SchemaRevision, SchemaType};

@@ -4,3 +4,5 @@ pub mod dead_letter;
 pub mod filter;
 pub mod flow_control;
 pub mod lease;
+#[cfg(feature = "schemas")]
+pub mod schema;

@@ -13,16 +13,22 @@ use crate::{
     model::{MessageTransform, Name, names::Collection},
 };
 
+#[cfg(feature = "schemas")]
+mod schema;
 mod snapshot;
 mod subscription;
 mod topic;
 
+#[cfg(feature = "schemas")]
+pub use schema::{definition_draft, detail, schema};
 pub use snapshot::{seek_target, snapshot, snapshot_draft};
 pub use subscription::{push_config, subscription, subscription_draft};
-pub use topic::{topic, topic_draft};
+pub use topic::{encoding, topic, topic_draft};
 
 /// Shown in place of a topic that was deleted.
 const DELETED_TOPIC: &str = "_deleted-topic_";
+/// Shown in place of a schema that was deleted.
+const DELETED_SCHEMA: &str = "_deleted-schema_";
 
 /// Parses a full resource name.
 pub fn name<K: Collection>(text: &str) -> Result<Name<K>, Status> {

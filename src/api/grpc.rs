@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use tonic::codec::CompressionEncoding;
 
+#[cfg(feature = "schemas")]
+use super::proto::pubsub::schema_service_server::SchemaServiceServer;
 use super::proto::{
     iam::iam_policy_server::IamPolicyServer,
     pubsub::{publisher_server::PublisherServer, subscriber_server::SubscriberServer},
@@ -14,11 +16,15 @@ pub mod delivery;
 mod front;
 pub mod iam;
 pub mod publisher;
+#[cfg(feature = "schemas")]
+pub mod schema;
 pub mod subscriber;
 
 pub use front::Front;
 pub use iam::IamPolicyService;
 pub use publisher::PublisherService;
+#[cfg(feature = "schemas")]
+pub use schema::SchemaService;
 pub use subscriber::SubscriberService;
 
 // Requests may be compressed, answers are not: clients announce gzip whether they want it or not, and compressing every
@@ -39,6 +45,17 @@ pub fn publisher(connector: Arc<Connector>) -> Front<PublisherServer<PublisherSe
 pub fn iam(connector: Arc<Connector>) -> Front<IamPolicyServer<IamPolicyService>> {
     Front::new(
         IamPolicyServer::new(IamPolicyService::new(connector))
+            .max_decoding_message_size(MAX_REQUEST_BYTES)
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Deflate),
+    )
+}
+
+/// The SchemaService, ready to be routed to.
+#[cfg(feature = "schemas")]
+pub fn schemas(connector: Arc<Connector>) -> Front<SchemaServiceServer<SchemaService>> {
+    Front::new(
+        SchemaServiceServer::new(SchemaService::new(connector))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),

@@ -12,7 +12,7 @@ use tonic::{
 };
 
 use super::proto::rpc;
-use crate::connector::{AckFailure, Error};
+use crate::connector::{AckFailure, Error, SchemaViolation};
 
 /// The domain of every error this API reports.
 const DOMAIN: &str = "pubsub.googleapis.com";
@@ -41,13 +41,19 @@ pub fn code(error: &Error) -> Code {
         | Error::NoAckIds
         | Error::AckId(_)
         | Error::ForeignAckId(_)
-        | Error::AckDeadline { .. } => Code::InvalidArgument,
+        | Error::AckDeadline { .. }
+        | Error::SchemaEncoding
+        | Error::Schema(_)
+        | Error::SchemaViolation(_) => Code::InvalidArgument,
         Error::NotFound(_) => Code::NotFound,
         Error::Exists(_) => Code::AlreadyExists,
         Error::Detached(_)
         | Error::NotPullable
         | Error::BacklogTooOld
         | Error::SnapshotOfOtherTopic { .. }
+        | Error::SchemaDeleted
+        | Error::TooManyRevisions
+        | Error::LastRevision
         | Error::AckIds(_) => Code::FailedPrecondition,
         Error::Contended | Error::PolicyChanged => Code::Aborted,
         Error::Closing | Error::Unavailable(_) => Code::Unavailable,
@@ -65,6 +71,7 @@ pub fn to_status(error: Error) -> Status {
     }
     match &error {
         Error::AckIds(failed) => with_error_info(code(&error), error.to_string(), ack_id_info(failed)),
+        Error::SchemaViolation(violation) => with_error_info(code(&error), error.to_string(), violation_info(violation)),
         _ => with_details(code(&error), error.to_string()),
     }
 }
@@ -82,6 +89,15 @@ pub fn with_error_info(code: Code, message: String, info: rpc::ErrorInfo) -> Sta
     trailers.insert_bin(ERROR_INFO_TRAILER, MetadataValue::from_bytes(&encoded));
     let details = encode_details(code, &message, vec![Any { type_url: ERROR_INFO_URL.into(), value: encoded }]);
     Status::with_details_and_metadata(code, message, details, trailers)
+}
+
+fn violation_info(violation: &SchemaViolation) -> rpc::ErrorInfo {
+    let metadata = [("message", "Message failed schema validation"), ("revisionInfo", &violation.revision_info)];
+    rpc::ErrorInfo {
+        reason: violation.reason.into(),
+        domain: DOMAIN.into(),
+        metadata: metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+    }
 }
 
 fn ack_id_info(failed: &[(String, AckFailure)]) -> rpc::ErrorInfo {
@@ -128,6 +144,18 @@ mod tests {
         assert!(info.metadata["id2"].starts_with("TRANSIENT_FAILURE_"));
         let trailer = status.metadata().get_bin("google.rpc.errorinfo-bin").unwrap().to_bytes().unwrap();
         assert_eq!(rpc::ErrorInfo::decode(trailer).unwrap(), info);
+    }
+
+    #[test]
+    fn a_message_against_its_schema_is_explained_by_reason_and_revision() {
+        let violation = SchemaViolation { reason: "INVALID_JSON_AVRO_MESSAGE", revision_info: "revision_id=0a1b2c3d".into() };
+        let status = to_status(Error::SchemaViolation(Box::new(violation)));
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(status.message(), "Invalid data in message: Message failed schema validation.");
+        let info = rpc::ErrorInfo::decode(&details(&status).details[0].value[..]).unwrap();
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), ("INVALID_JSON_AVRO_MESSAGE", "pubsub.googleapis.com"));
+        assert_eq!(info.metadata["message"], "Message failed schema validation");
+        assert_eq!(info.metadata["revisionInfo"], "revision_id=0a1b2c3d");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "schemas")]
+use super::schemas::SchemaEntry;
 use super::{Error, record};
 use crate::{
     broker::{Broker, BrokerError, Change, Event, Kind, QueueRef, Record, TopicRef},
@@ -23,6 +25,9 @@ use crate::{
 /// Entries remembered of one kind. Ten projects' worth of the API's own quota of 10,000; beyond it everything is forgotten
 /// and read again, which costs one broker read an entry.
 const MAX_ENTRIES: usize = 100_000;
+/// Schemas remembered. Each may have megabytes of definitions.
+#[cfg(feature = "schemas")]
+const MAX_SCHEMAS: usize = 1000;
 /// Reads of one record before giving up on a view that no change interrupts.
 const LOAD_TRIES: usize = 16;
 
@@ -139,7 +144,7 @@ pub fn queue_ref(subscription: &Subscription) -> QueueRef {
     QueueRef { channel: format!("{}/{}", name.project(), name.id()).into(), incarnation: subscription.incarnation }
 }
 
-trait Entry: Send + Sync {
+pub(super) trait Entry: Send + Sync {
     fn version(&self) -> u64;
     fn retire(&self);
 }
@@ -164,6 +169,7 @@ impl Entry for SubscriptionEntry {
 /// can't leave its outcome here after it.
 struct Cache<E> {
     state: RwLock<State<E>>,
+    max_entries: usize,
 }
 
 struct State<E> {
@@ -172,8 +178,8 @@ struct State<E> {
 }
 
 impl<E: Entry> Cache<E> {
-    fn new() -> Self {
-        Self { state: RwLock::new(State { entries: HashMap::new(), generation: 0 }) }
+    fn new(max_entries: usize) -> Self {
+        Self { state: RwLock::new(State { entries: HashMap::new(), generation: 0 }), max_entries }
     }
 
     fn get(&self, name: &str) -> Option<Arc<E>> {
@@ -190,7 +196,7 @@ impl<E: Entry> Cache<E> {
         if state.generation != generation {
             return None;
         }
-        if state.entries.len() >= MAX_ENTRIES {
+        if state.entries.len() >= self.max_entries {
             state.forget_all();
         }
         match state.entries.get(&name) {
@@ -231,11 +237,19 @@ pub(super) struct Catalog {
     broker: Arc<dyn Broker>,
     topics: Cache<TopicEntry>,
     subscriptions: Cache<SubscriptionEntry>,
+    #[cfg(feature = "schemas")]
+    schemas: Cache<SchemaEntry>,
 }
 
 impl Catalog {
     pub fn new(broker: Arc<dyn Broker>) -> Self {
-        Self { broker, topics: Cache::new(), subscriptions: Cache::new() }
+        Self {
+            broker,
+            topics: Cache::new(MAX_ENTRIES),
+            subscriptions: Cache::new(MAX_ENTRIES),
+            #[cfg(feature = "schemas")]
+            schemas: Cache::new(MAX_SCHEMAS),
+        }
     }
 
     pub async fn topic(&self, name: &TopicName) -> Result<Option<Arc<TopicEntry>>, Error> {
@@ -254,6 +268,17 @@ impl Catalog {
             None => {
                 let make = |record: &Record| SubscriptionEntry::new(record::decode(record)?, record.version);
                 self.load(&self.subscriptions, Kind::Subscription, name.shared(), make).await
+            }
+        }
+    }
+
+    #[cfg(feature = "schemas")]
+    pub async fn schema(&self, name: &crate::model::SchemaName) -> Result<Option<Arc<SchemaEntry>>, Error> {
+        match self.schemas.get(name.as_str()) {
+            Some(entry) => Ok(Some(entry)),
+            None => {
+                let make = |record: &Record| Ok(SchemaEntry::new(record::decode(record)?, record.version));
+                self.load(&self.schemas, Kind::Schema, name.shared(), make).await
             }
         }
     }
@@ -314,12 +339,16 @@ impl Catalog {
     fn forget_all(&self) {
         self.topics.forget_all();
         self.subscriptions.forget_all();
+        #[cfg(feature = "schemas")]
+        self.schemas.forget_all();
     }
 
     fn apply(&self, event: &Event) {
         match event {
             Event::RecordChanged { kind: Kind::Topic, name } => self.forget_topic(name),
             Event::RecordChanged { kind: Kind::Subscription, name } => self.forget_subscription(name),
+            #[cfg(feature = "schemas")]
+            Event::RecordChanged { kind: Kind::Schema, name } => self.schemas.forget(name),
             Event::RecordChanged { .. } | Event::DeadLetters(_) => {}
             Event::Reset => self.forget_all(),
         }

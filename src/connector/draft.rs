@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::model::{Encoding, PushConfig, StoragePolicy, resource::Labels};
+use crate::model::{Encoding, PushConfig, SchemaType, StoragePolicy, resource::Labels};
 
 /// A duration, or a point in time since the epoch, as a caller gave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -108,6 +108,22 @@ pub struct SchemaDraft {
     pub encoding: Option<Encoding>,
     pub first_revision_id: String,
     pub last_revision_id: String,
+}
+
+/// A schema's definition as a caller sent it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DefinitionDraft {
+    /// None when the caller named none, or one that does not exist.
+    pub kind: Option<SchemaType>,
+    pub text: String,
+    pub compiled: Option<CompiledDraft>,
+}
+
+/// Compiled protocol buffer files as a caller sent them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CompiledDraft {
+    pub root_message: String,
+    pub files: Vec<u8>,
 }
 
 /// A message transform as a caller sent it.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::{
     broker::BrokerError,
-    model::{MessageError, Name, NameError, names::Collection},
+    model::{MessageError, Name, NameError, limits::MAX_SCHEMA_REVISIONS, names::Collection},
 };
 
 /// Why one ack id of an exactly-once subscription was not carried out.
@@ -26,6 +26,15 @@ impl AckFailure {
             Self::Transient => "TRANSIENT_FAILURE_INVALID_ACK_ID",
         }
     }
+}
+
+/// How data fails its schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaViolation {
+    /// What clients look for in the error's details, for example `INVALID_JSON_AVRO_MESSAGE`.
+    pub reason: &'static str,
+    /// Which revision was tried last and what is wrong.
+    pub revision_info: String,
 }
 
 /// Why a use case failed.
@@ -97,6 +106,21 @@ pub enum Error {
     /// An access policy's etag is no longer the current one.
     #[error("There were concurrent policy changes. Please retry the whole read-modify-write with exponential backoff.")]
     PolicyChanged,
+    #[error("Invalid schema encoding provided.")]
+    SchemaEncoding,
+    /// A schema's definition is not legal, or may not follow the one before it. Holds the public text.
+    #[error("{0}")]
+    Schema(String),
+    /// Data does not follow its schema.
+    #[error("Invalid data in message: Message failed schema validation.")]
+    SchemaViolation(Box<SchemaViolation>),
+    /// Publishing to a topic whose schema was deleted.
+    #[error("Schema associated with topic deleted.")]
+    SchemaDeleted,
+    #[error("The schema already has {MAX_SCHEMA_REVISIONS} revisions, which is the maximum. Please delete one first.")]
+    TooManyRevisions,
+    #[error("Cannot delete last revision. Please use DeleteSchema.")]
+    LastRevision,
     /// Concurrent changes of the same resource kept winning.
     #[error("The resource was changed at the same time by another request. Please try again.")]
     Contended,

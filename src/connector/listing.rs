@@ -17,6 +17,11 @@ use crate::{
 const MAX_PAGE_BYTES: usize = 1024 * 1024;
 const MAC_BYTES: usize = 16;
 
+/// Records read at a time. A schema's may have 6 MB, others are small.
+fn batch(kind: Kind) -> usize {
+    if kind == Kind::Schema { 8 } else { usize::MAX }
+}
+
 /// The page a caller asks for.
 #[derive(Debug, Clone, Default)]
 pub struct PageRequest {
@@ -105,7 +110,7 @@ impl Connector {
         let (mut items, mut last, mut bytes) = (Vec::new(), String::new(), 0);
         loop {
             // One more than is wanted shows whether there is another page.
-            let limit = size - items.len() + 1;
+            let limit = (size - items.len() + 1).min(batch(kind));
             let records = self.broker().list(kind, prefix, &after, limit).await?;
             for record in &records {
                 let Some(item) = read(record)? else { continue };

@@ -60,7 +60,7 @@ impl Connector {
         check_count(messages.len())?;
         let topic = self.topic(name).await?;
         let messages = messages.into_iter().map(|wire| self.scan(wire)).collect::<Result<Vec<_>, _>>()?;
-        let messages = self.prepare(&topic, messages)?;
+        let messages = self.prepare(&topic, messages).await?;
         Ok(self.append(name, messages).await?.message_ids)
     }
 
@@ -81,9 +81,9 @@ impl Connector {
         Ok(EncodedMessage::scan(wire)?)
     }
 
-    /// What a topic does to messages before they are stored. Its schema and transforms take their place here.
-    fn prepare(&self, _topic: &TopicEntry, messages: Vec<EncodedMessage>) -> Result<Vec<EncodedMessage>, Error> {
-        Ok(messages)
+    /// What a topic does to messages before they are stored. Its transforms take their place here.
+    async fn prepare(&self, topic: &TopicEntry, messages: Vec<EncodedMessage>) -> Result<Vec<EncodedMessage>, Error> {
+        self.follow_schema(&topic.topic, messages).await
     }
 
     async fn append(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Appended, Error> {

@@ -91,7 +91,15 @@ fn schema_of(draft: &TopicDraft) -> SchemaDraft {
     draft.schema_settings.clone().unwrap_or_default()
 }
 
-/// Checks one field of a draft and sets it.
+/// A topic as it is shown: with what depends on its schema.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TopicView {
+    pub topic: Topic,
+    /// The schema of the topic's settings was deleted, even if another one has its name by now.
+    pub schema_deleted: bool,
+}
+
+/// Checks one field of a draft and sets it. Schema settings are read from the store: see [`Connector::set_topic_field`].
 fn set(topic: &mut Topic, field: Field, draft: &TopicDraft) -> Result<(), Error> {
     match field {
         Field::Labels => topic.labels = validate::labels(&draft.labels)?,
@@ -99,7 +107,7 @@ fn set(topic: &mut Topic, field: Field, draft: &TopicDraft) -> Result<(), Error>
             topic.message_storage_policy = validate::storage_policy(draft.message_storage_policy.as_ref())?;
         }
         Field::KmsKeyName => topic.kms_key_name = validate::kms_key_name(&draft.kms_key_name)?,
-        Field::Schema => topic.schema_settings = validate::unsupported::schema_settings(draft.schema_settings.as_ref())?,
+        Field::Schema => {}
         Field::Retention => topic.message_retention_ms = validate::topic_retention_ms(draft.message_retention)?,
         Field::Ingestion => validate::unsupported::ingestion(draft.ingestion)?,
         Field::Transforms => topic.message_transforms = validate::unsupported::message_transforms(&draft.message_transforms)?,
@@ -140,7 +148,7 @@ impl Connector {
     ///
     /// # Errors
     /// [`Error::Exists`], or a field that is not legal.
-    pub async fn create_topic(&self, draft: TopicDraft) -> Result<Topic, Error> {
+    pub async fn create_topic(&self, draft: TopicDraft) -> Result<TopicView, Error> {
         let name = TopicName::parse(&draft.name)?;
         let mut topic = Topic {
             name: name.clone(),
@@ -153,7 +161,7 @@ impl Connector {
             message_transforms: Vec::new(),
         };
         for field in FIELDS {
-            set(&mut topic, field, &draft)?;
+            self.set_topic_field(&mut topic, field, &draft).await?;
         }
         let change = Change {
             kind: Kind::Topic,
@@ -163,7 +171,7 @@ impl Connector {
             effect: Effect::OpenTopic(config(&topic)),
         };
         match self.catalog.change(change).await {
-            Ok(_) => Ok(topic),
+            Ok(_) => self.topic_view(topic).await,
             Err(BrokerError::Conflict(_)) => Err(Error::exists(&name)),
             Err(error) => Err(error.into()),
         }
@@ -173,8 +181,19 @@ impl Connector {
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub async fn get_topic(&self, name: &TopicName) -> Result<Topic, Error> {
-        Ok(self.read_topic(name).await?.0)
+    pub async fn get_topic(&self, name: &TopicName) -> Result<TopicView, Error> {
+        self.topic_view(self.read_topic(name).await?.0).await
+    }
+
+    async fn topic_view(&self, topic: Topic) -> Result<TopicView, Error> {
+        Ok(TopicView { schema_deleted: self.schema_deleted(&topic).await?, topic })
+    }
+
+    async fn set_topic_field(&self, topic: &mut Topic, field: Field, draft: &TopicDraft) -> Result<(), Error> {
+        if field == Field::Schema {
+            topic.schema_settings = self.schema_settings(draft.schema_settings.as_ref()).await?;
+        }
+        set(topic, field, draft)
     }
 
     pub(super) async fn read_topic(&self, name: &TopicName) -> Result<(Topic, u64), Error> {
@@ -185,24 +204,30 @@ impl Connector {
     ///
     /// # Errors
     /// A bad project, page size or page token.
-    pub async fn list_topics(&self, project: &str, page: &PageRequest) -> Result<Page<Topic>, Error> {
+    pub async fn list_topics(&self, project: &str, page: &PageRequest) -> Result<Page<TopicView>, Error> {
         check_project(project)?;
         let listing = Listing { list: "topics", parent: project };
-        self.list(&listing, page, Kind::Topic, &format!("{project}/topics/"), |found| record::decode(found).map(Some)).await
+        let read = |found: &_| record::decode(found).map(Some);
+        let page = self.list(&listing, page, Kind::Topic, &format!("{project}/topics/"), read).await?;
+        let mut items = Vec::with_capacity(page.items.len());
+        for topic in page.items {
+            items.push(self.topic_view(topic).await?);
+        }
+        Ok(Page { items, next_token: page.next_token })
     }
 
     /// Changes the fields that `mask` names, all or none.
     ///
     /// # Errors
     /// [`Error::NotFound`], a bad mask, or a named field that is not legal.
-    pub async fn update_topic(&self, draft: TopicDraft, mask: &[String]) -> Result<Topic, Error> {
+    pub async fn update_topic(&self, draft: TopicDraft, mask: &[String]) -> Result<TopicView, Error> {
         let name = TopicName::parse(&draft.name)?;
         let paths = PATHS.resolve(mask)?;
         for _ in 0..CHANGE_TRIES {
             let (current, version) = self.read_topic(&name).await?;
             let (mut merged, mut next) = (to_draft(&current), current);
             for field in merge(&paths, &mut merged, &draft) {
-                set(&mut next, field, &merged)?;
+                self.set_topic_field(&mut next, field, &merged).await?;
             }
             let change = Change {
                 kind: Kind::Topic,
@@ -212,7 +237,7 @@ impl Connector {
                 effect: Effect::OpenTopic(config(&next)),
             };
             match self.catalog.change(change).await {
-                Ok(_) => return Ok(next),
+                Ok(_) => return self.topic_view(next).await,
                 Err(BrokerError::Conflict(_) | BrokerError::Gone) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -58,3 +58,7 @@ pub const MIN_SNAPSHOT_SECONDS: i64 = 3600;
 pub const MAX_TRANSFORMS: usize = 5;
 /// Bytes of one user-defined function.
 pub const MAX_UDF_BYTES: usize = 20 * 1024;
+/// Bytes of one schema definition: 300 KB.
+pub const MAX_SCHEMA_BYTES: usize = 300 * 1024;
+/// Revisions of one schema.
+pub const MAX_SCHEMA_REVISIONS: usize = 20;

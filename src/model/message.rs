@@ -211,19 +211,18 @@ impl EncodedMessage {
         let mut wire = BytesMut::new();
         put_bytes(&mut wire, 1, data);
         let data = (wire.len() - data.len()) as u32..wire.len() as u32;
-        let mut count = 0;
-        for (key, value) in attributes {
-            let mut entry = BytesMut::new();
-            put_bytes(&mut entry, 1, key.as_bytes());
-            put_bytes(&mut entry, 2, value.as_bytes());
-            put_key(&mut wire, 2, 2);
-            put_varint(&mut wire, entry.len() as u64);
-            wire.extend_from_slice(&entry);
-            count += 1;
-        }
+        let count = put_attributes(&mut wire, attributes);
         put_bytes(&mut wire, 5, ordering_key.as_bytes());
         let ordering_key = (wire.len() - ordering_key.len()) as u32..wire.len() as u32;
         Self { wire: wire.freeze(), data, ordering_key, attributes: count }
+    }
+
+    /// The same message with more attributes, unchecked against the limits. They replace those of the same key: of a repeated
+    /// key the last value counts.
+    pub fn with_attributes<'a>(&self, attributes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut wire = BytesMut::from(&self.wire[..]);
+        let count = put_attributes(&mut wire, attributes);
+        Self { wire: wire.freeze(), attributes: self.attributes + count, ..self.clone() }
     }
 
     /// The encoding, without id and publish time.
@@ -340,6 +339,21 @@ fn keep_own_fields(wire: &[u8]) -> Result<Bytes, MessageError> {
     Ok(kept.freeze())
 }
 
+/// Writes attributes and answers how many there were.
+fn put_attributes<'a>(wire: &mut BytesMut, attributes: impl IntoIterator<Item = (&'a str, &'a str)>) -> u32 {
+    let mut count = 0;
+    for (key, value) in attributes {
+        let mut entry = BytesMut::new();
+        put_bytes(&mut entry, 1, key.as_bytes());
+        put_bytes(&mut entry, 2, value.as_bytes());
+        put_key(wire, 2, 2);
+        put_varint(wire, entry.len() as u64);
+        wire.extend_from_slice(&entry);
+        count += 1;
+    }
+    count
+}
+
 fn put_bytes(out: &mut impl BufMut, number: u64, bytes: &[u8]) {
     if !bytes.is_empty() {
         put_key(out, number, 2);
@@ -390,6 +404,18 @@ mod tests {
         assert_eq!(scanned.data(), b"x");
         assert_eq!(scanned.ordering_key(), "k");
         assert_eq!(scanned.attributes().collect::<Vec<_>>(), [("a", "1"), ("b", "2")]);
+    }
+
+    #[test]
+    fn attributes_are_added_or_replaced() {
+        let message =
+            EncodedMessage::scan(message(&[("a", "1"), ("b", "2")], "k")).unwrap().with_attributes([("b", "3"), ("c", "")]);
+        assert_eq!(
+            message.attribute_map().into_iter().collect::<Vec<_>>(),
+            [("a", "1"), ("b", "3"), ("c", "")].map(|(k, v)| (k.into(), v.into()))
+        );
+        assert_eq!((message.data(), message.ordering_key()), (b"x".as_slice(), "k"));
+        assert_eq!(EncodedMessage::scan(message.wire().clone()).unwrap(), message);
     }
 
     #[test]

@@ -49,11 +49,18 @@ pub enum Encoding {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchemaSettings {
     pub schema: SchemaName,
+    /// Incarnation of the schema; the settings are broken when the schema's differs or the schema is gone.
+    pub schema_incarnation: u64,
     pub encoding: Encoding,
     #[serde(default)]
     pub first_revision_id: String,
     #[serde(default)]
     pub last_revision_id: String,
+    /// Sequence numbers of those revisions, which hold when a revision itself is deleted; none sets no bound.
+    #[serde(default)]
+    pub first_sequence: Option<u64>,
+    #[serde(default)]
+    pub last_sequence: Option<u64>,
 }
 
 /// A user-defined JavaScript function.

@@ -76,7 +76,9 @@ fn collect(folder: &Path, files: &mut Vec<String>) {
         let path = entry.unwrap().path();
         if path.is_dir() {
             collect(&path, files);
-        } else if path.extension().is_some_and(|e| e == "rs") && path.file_name().is_none_or(|name| !SKIPPED.iter().any(|s| name == *s)) {
+        } else if path.extension().is_some_and(|e| e == "rs")
+            && path.file_name().is_none_or(|name| !SKIPPED.iter().any(|s| name == *s))
+        {
             files.push(path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned());
         }
     }

@@ -1,10 +1,13 @@
 //! Topics.
 
-use super::{duration_ms, span, transform, transform_draft};
+use super::{DELETED_SCHEMA, duration_ms, span, transform, transform_draft};
 use crate::{
     api::proto::pubsub as pb,
-    connector::draft::{SchemaDraft, TopicDraft},
-    model::{Encoding, SchemaSettings, StoragePolicy, Topic},
+    connector::{
+        TopicView,
+        draft::{SchemaDraft, TopicDraft},
+    },
+    model::{Encoding, SchemaSettings, StoragePolicy},
 };
 
 /// A topic as a caller sent it. Tags are accepted and not kept: they belong to an organisation's resource manager.
@@ -24,22 +27,27 @@ pub fn topic_draft(topic: pb::Topic) -> TopicDraft {
     }
 }
 
-fn schema_draft(settings: pb::SchemaSettings) -> SchemaDraft {
-    let encoding = match pb::Encoding::try_from(settings.encoding) {
+/// An encoding as a caller sent it; none for one that is unspecified or unknown.
+pub fn encoding(number: i32) -> Option<Encoding> {
+    match pb::Encoding::try_from(number) {
         Ok(pb::Encoding::Json) => Some(Encoding::Json),
         Ok(pb::Encoding::Binary) => Some(Encoding::Binary),
         _ => None,
-    };
+    }
+}
+
+fn schema_draft(settings: pb::SchemaSettings) -> SchemaDraft {
     SchemaDraft {
         schema: settings.schema,
-        encoding,
+        encoding: encoding(settings.encoding),
         first_revision_id: settings.first_revision_id,
         last_revision_id: settings.last_revision_id,
     }
 }
 
 /// A topic as callers see it.
-pub fn topic(topic: Topic) -> pb::Topic {
+pub fn topic(view: TopicView) -> pb::Topic {
+    let TopicView { topic, schema_deleted } = view;
     pb::Topic {
         name: topic.name.to_string(),
         labels: topic.labels,
@@ -48,7 +56,7 @@ pub fn topic(topic: Topic) -> pb::Topic {
             enforce_in_transit: policy.enforce_in_transit,
         }),
         kms_key_name: topic.kms_key_name,
-        schema_settings: topic.schema_settings.map(schema_settings),
+        schema_settings: topic.schema_settings.map(|settings| schema_settings(settings, schema_deleted)),
         message_retention_duration: topic.message_retention_ms.map(duration_ms),
         state: pb::topic::State::Active.into(),
         message_transforms: topic.message_transforms.into_iter().map(transform).collect(),
@@ -56,13 +64,13 @@ pub fn topic(topic: Topic) -> pb::Topic {
     }
 }
 
-fn schema_settings(settings: SchemaSettings) -> pb::SchemaSettings {
+fn schema_settings(settings: SchemaSettings, deleted: bool) -> pb::SchemaSettings {
     let encoding = match settings.encoding {
         Encoding::Json => pb::Encoding::Json,
         Encoding::Binary => pb::Encoding::Binary,
     };
     pb::SchemaSettings {
-        schema: settings.schema.to_string(),
+        schema: if deleted { DELETED_SCHEMA.to_owned() } else { settings.schema.to_string() },
         encoding: encoding.into(),
         first_revision_id: settings.first_revision_id,
         last_revision_id: settings.last_revision_id,

@@ -249,6 +249,12 @@ proptest! {
         runtime.block_on(run(steps, Kinds { ordered, exactly_once, backoff, retain }, None));
     }
 
+}
+
+proptest! {
+    // Each restart opens a log on disk anew, so fewer cases take as long.
+    #![proptest_config(ProptestConfig { cases: 25, ..ProptestConfig::default() })]
+
     #[test]
     fn random_operations_and_restarts_keep_the_promises(
         steps in steps(),

@@ -116,7 +116,7 @@ fn the_callback_has_seen_a_position_before_its_waiters_go_on() {
         let (log, _) = open_after(LogOptions { durability, ..options(directory.path()) }, 0).unwrap();
         let seen = Arc::new(std::sync::atomic::AtomicU64::new(0));
         let callback = seen.clone();
-        log.on_durable(Box::new(move |position| drop(callback.fetch_max(position, SeqCst))));
+        log.on_durable(Box::new(move |position| _ = callback.fetch_max(position, SeqCst)));
         for n in 0..200u8 {
             let appended = append(&log, AppendKind::Data, b"h", &[&[n]]).unwrap();
             block_on(log.durable(appended.position)).unwrap();
