@@ -48,7 +48,7 @@ impl Rig {
     }
 
     async fn topic(&self, id: &str) -> Topic {
-        self.connector.create_topic(topic_draft(id)).await.unwrap()
+        self.connector.create_topic(topic_draft(id)).await.unwrap().topic
     }
 
     async fn subscription(&self, id: &str, topic: &str) -> Subscription {

@@ -18,11 +18,11 @@ async fn a_topic_is_created_once_read_and_deleted_once() {
         message_retention: Some(Span::seconds(3600)),
         ..topic_draft("t11")
     };
-    let created = rig.connector.create_topic(draft.clone()).await.unwrap();
+    let created = rig.connector.create_topic(draft.clone()).await.unwrap().topic;
     assert_eq!(created.message_retention_ms, Some(3_600_000));
     assert_eq!((&created.labels, &created.kms_key_name), (&draft.labels, &draft.kms_key_name));
     assert_eq!(created.message_storage_policy, draft.message_storage_policy);
-    assert_eq!(rig.connector.get_topic(&topic_name("t11")).await.unwrap(), created);
+    assert_eq!(rig.connector.get_topic(&topic_name("t11")).await.unwrap().topic, created);
     assert_eq!(text(rig.connector.create_topic(draft).await), "Resource already exists in the project (resource=t11).");
     rig.connector.delete_topic(&topic_name("t11")).await.unwrap();
     for result in
@@ -59,20 +59,20 @@ async fn an_update_changes_the_named_fields_and_no_others() {
         message_retention: Some(Span::seconds(600)),
         ..topic_draft("t11")
     };
-    let before = rig.connector.create_topic(draft).await.unwrap();
+    let before = rig.connector.create_topic(draft).await.unwrap().topic;
 
     // The bad retention is not named, so it is not looked at.
     let update = TopicDraft { labels: labels(&[("b", "3")]), message_retention: Some(Span::seconds(1)), ..topic_draft("t11") };
-    let after = rig.connector.update_topic(update.clone(), &mask(&["labels"])).await.unwrap();
+    let after = rig.connector.update_topic(update.clone(), &mask(&["labels"])).await.unwrap().topic;
     assert_eq!((after.labels.clone(), after.message_retention_ms), (labels(&[("b", "3")]), Some(600_000)));
     assert_eq!(after.incarnation, before.incarnation);
 
     for bad in [&["labels", "message_retention_duration"][..], &["labels", "name"], &["labels", "nosuch"], &[]] {
         assert!(rig.connector.update_topic(TopicDraft { labels: labels(&[]), ..update.clone() }, &mask(bad)).await.is_err());
-        assert_eq!(rig.connector.get_topic(&topic_name("t11")).await.unwrap(), after);
+        assert_eq!(rig.connector.get_topic(&topic_name("t11")).await.unwrap().topic, after);
     }
 
-    let cleared = rig.connector.update_topic(topic_draft("t11"), &mask(&["labels", "message_retention_duration"])).await.unwrap();
+    let cleared = rig.connector.update_topic(topic_draft("t11"), &mask(&["labels", "message_retention_duration"])).await.unwrap().topic;
     assert_eq!((cleared.labels, cleared.message_retention_ms), (labels(&[]), None));
     let missing = rig.connector.update_topic(topic_draft("t12"), &mask(&["labels"])).await;
     assert_eq!(missing, Err(Error::NotFound("t12".into())));
