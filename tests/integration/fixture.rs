@@ -6,6 +6,8 @@ pub mod failure;
 pub mod message;
 pub mod node;
 pub mod ports;
+// Ready for the Redis broker, which no test reaches yet.
+#[allow(dead_code)]
 pub mod redis;
 pub mod rest;
 pub mod sink;
@@ -34,6 +36,7 @@ use self::{
 
 /// Where the messages of a test are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code)]
 pub enum Backend {
     /// Inside the process, gone with it.
     Memory,

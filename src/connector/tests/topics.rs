@@ -72,7 +72,8 @@ async fn an_update_changes_the_named_fields_and_no_others() {
         assert_eq!(rig.connector.get_topic(&topic_name("t11")).await.unwrap().topic, after);
     }
 
-    let cleared = rig.connector.update_topic(topic_draft("t11"), &mask(&["labels", "message_retention_duration"])).await.unwrap().topic;
+    let cleared =
+        rig.connector.update_topic(topic_draft("t11"), &mask(&["labels", "message_retention_duration"])).await.unwrap().topic;
     assert_eq!((cleared.labels, cleared.message_retention_ms), (labels(&[]), None));
     let missing = rig.connector.update_topic(topic_draft("t12"), &mask(&["labels"])).await;
     assert_eq!(missing, Err(Error::NotFound("t12".into())));
@@ -89,7 +90,7 @@ async fn a_part_of_the_storage_policy_can_be_changed_alone() {
     let update = |message_storage_policy, path| {
         let draft = TopicDraft { message_storage_policy, ..topic_draft("t11") };
         let (connector, mask) = (rig.connector.clone(), mask(&[path]));
-        async move { connector.update_topic(draft, &mask).await.map(|topic| topic.message_storage_policy) }
+        async move { connector.update_topic(draft, &mask).await.map(|view| view.topic.message_storage_policy) }
     };
     assert!(update(policy(&[], true), "message_storage_policy.enforce_in_transit").await.is_err());
     let regions = update(policy(&["us"], true), "message_storage_policy.allowed_persistence_regions").await;
@@ -109,7 +110,7 @@ async fn lists_are_walked_in_pages_that_survive_changes() {
         let connector = rig.connector.clone();
         async move {
             let page = connector.list_topics("projects/p1", &page(size, &token)).await.unwrap();
-            (page.items.iter().map(|topic| topic.name.id().to_owned()).collect::<Vec<_>>(), page.next_token)
+            (page.items.iter().map(|view| view.topic.name.id().to_owned()).collect::<Vec<_>>(), page.next_token)
         }
     };
     let ids = |range: std::ops::Range<usize>| range.map(|i| format!("t{i:02}")).collect::<Vec<_>>();
@@ -152,7 +153,7 @@ async fn page_tokens_of_other_lists_and_made_up_ones_are_refused() {
     }
     // Another node of the same cluster knows the token.
     let other = rig.second_node().await;
-    assert_eq!(other.list_topics("projects/p1", &page(1, &token)).await.unwrap().items[0].name.id(), "t12");
+    assert_eq!(other.list_topics("projects/p1", &page(1, &token)).await.unwrap().items[0].topic.name.id(), "t12");
     let error = text(rig.connector.list_topics("projects/p1", &page(-1, "")).await);
     assert!(error.contains("page_size") && error.contains("-1"), "{error}");
     for project in ["p1", "projects/", "projects/a/b", ""] {
@@ -172,6 +173,6 @@ async fn concurrent_updates_of_different_fields_all_hold() {
     let (x, y, z) =
         tokio::join!(a.update_topic(retention, &masks[0]), b.update_topic(labels, &masks[1]), a.update_topic(key, &masks[2]));
     assert!(x.is_ok() && y.is_ok() && z.is_ok());
-    let topic = rig.connector.get_topic(&topic_name("t11")).await.unwrap();
+    let topic = rig.connector.get_topic(&topic_name("t11")).await.unwrap().topic;
     assert_eq!((topic.message_retention_ms, topic.labels.len(), topic.kms_key_name.is_empty()), (Some(700_000), 1, false));
 }
