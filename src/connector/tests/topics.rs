@@ -40,7 +40,6 @@ async fn what_a_topic_can_not_do_is_refused_and_nothing_is_created() {
         (TopicDraft { name: "t1".into(), ..TopicDraft::default() }, "Invalid resource name given (name=t1)"),
         (TopicDraft { ingestion: true, ..topic_draft("t11") }, "ingestion_data_source_settings"),
         (TopicDraft { message_transforms: vec![transform], ..topic_draft("t11") }, "message_transforms"),
-        (TopicDraft { schema_settings: Some(SchemaDraft::default()), ..topic_draft("t11") }, "schema_settings"),
         (TopicDraft { message_retention: Some(Span::seconds(599)), ..topic_draft("t11") }, "message retention duration"),
         (TopicDraft { labels: [("A".to_owned(), String::new())].into(), ..topic_draft("t11") }, "Invalid labels"),
     ] {
