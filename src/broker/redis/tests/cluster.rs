@@ -1,1 +1,0 @@
-//! Redis Cluster and Sentinel.
