@@ -1,0 +1,186 @@
+{{- define "landline.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* 52 characters: a StatefulSet's pods and its revision label add to the name. */ -}}
+{{- define "landline.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "landline.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "landline.selector" -}}
+app.kubernetes.io/name: {{ include "landline.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "landline.labels" -}}
+{{ include "landline.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "landline.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "landline.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "landline.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Mistakes that the schema can't see. */ -}}
+{{- define "landline.check" -}}
+{{- if eq .Values.mode "redis" -}}
+{{- if and .Values.redis.url .Values.redis.urlSecret.name -}}
+{{- fail "redis.url and redis.urlSecret.name: set one of them, not both" -}}
+{{- end -}}
+{{- if not (or .Values.redis.url .Values.redis.urlSecret.name) -}}
+{{- fail "mode redis needs redis.url or redis.urlSecret.name" -}}
+{{- end -}}
+{{- if regexMatch "^[^/]*//[^/@]*:[^/@]+@" .Values.redis.url -}}
+{{- fail "redis.url holds a password: put the address into a Secret and name it in redis.urlSecret" -}}
+{{- end -}}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{- fail "autoscaling.minReplicas must not be larger than autoscaling.maxReplicas" -}}
+{{- end -}}
+{{- else -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- fail "autoscaling needs mode redis: the embedded broker is one process" -}}
+{{- end -}}
+{{- end -}}
+{{- range $key, $_ := .Values.secretSettings -}}
+{{- if hasKey $.Values.settings $key -}}
+{{- fail (printf "%s is in settings and in secretSettings" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "landline.pod" -}}
+metadata:
+  labels:
+    {{- include "landline.labels" . | nindent 4 }}
+    {{- with .Values.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    # Changed settings roll the pods.
+    checksum/settings: {{ include (print $.Template.BasePath "/configmap.yaml") . | sha256sum }}
+    {{- with .Values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "landline.serviceAccount" . }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  {{- with .Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .Values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  securityContext:
+    {{- toYaml .Values.podSecurityContext | nindent 4 }}
+  # The server drains by itself on SIGTERM: no preStop hook, which would hide that from the health check.
+  terminationGracePeriodSeconds: {{ add .Values.drain.seconds .Values.drain.marginSeconds }}
+  containers:
+    - name: landline
+      image: {{ include "landline.image" . }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      args: [serve]
+      securityContext:
+        {{- toYaml .Values.securityContext | nindent 8 }}
+      ports:
+        - name: pubsub
+          containerPort: 8085
+      envFrom:
+        - configMapRef:
+            name: {{ include "landline.fullname" . }}
+      env:
+        - name: CONNECTORS_GCP_NODE_ID
+          valueFrom:
+            fieldRef:
+              fieldPath: metadata.name
+        {{- if and (eq .Values.mode "redis") .Values.redis.urlSecret.name }}
+        - name: CONNECTORS_GCP_BROKER_URL
+          valueFrom:
+            secretKeyRef:
+              name: {{ .Values.redis.urlSecret.name }}
+              key: {{ .Values.redis.urlSecret.key }}
+        {{- end }}
+        {{- range $key, $from := .Values.secretSettings }}
+        - name: CONNECTORS_GCP_{{ $key }}
+          valueFrom:
+            secretKeyRef:
+              name: {{ $from.name }}
+              key: {{ $from.key }}
+        {{- end }}
+        {{- with .Values.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      startupProbe:
+        httpGet: {path: /, port: pubsub}
+        {{- toYaml .Values.probes.startup | nindent 8 }}
+      readinessProbe:
+        grpc: {port: 8085}
+        {{- toYaml .Values.probes.readiness | nindent 8 }}
+      livenessProbe:
+        httpGet: {path: /, port: pubsub}
+        {{- toYaml .Values.probes.liveness | nindent 8 }}
+      resources:
+        {{- toYaml .Values.resources | nindent 8 }}
+      volumeMounts:
+        {{- if eq .Values.mode "embedded" }}
+        - name: data
+          mountPath: /data
+        {{- end }}
+        {{- with .Values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  {{- with .Values.extraVolumes }}
+  volumes:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if .Values.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml .Values.topologySpreadConstraints | nindent 4 }}
+  {{- else if eq .Values.mode "redis" }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "landline.selector" . | nindent 10 }}
+  {{- end }}
+{{- end -}}
