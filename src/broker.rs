@@ -20,6 +20,7 @@ use tokio::sync::{Notify, broadcast};
 use crate::model::{EncodedMessage, RetryPolicy};
 
 pub mod embedded;
+pub mod redis;
 
 // ---------------------------------------------------------------------------------------------------------------- errors
 

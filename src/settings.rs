@@ -25,6 +25,8 @@ pub struct Settings {
     pub bind: Bind,
     pub broker: BrokerUrl,
     pub durability: Durability,
+    /// The durability was set, and is not just the default.
+    pub durability_given: bool,
     /// What the use cases obey. Its node id is empty until the start gives it one.
     pub connector: connector::Options,
     /// Open HTTP/2 streams of one connection.
@@ -54,6 +56,7 @@ impl Default for Settings {
             bind: Bind::localhost(),
             broker: BrokerUrl::Embedded("./data".into()),
             durability: Durability::Fsync,
+            durability_given: false,
             connector: connector::Options::default(),
             max_concurrent_streams: 65_536,
             max_connections: 16_384,

@@ -10,6 +10,7 @@ use crate::{
     broker::{
         Broker, BrokerError,
         embedded::{self, Embedded},
+        redis,
     },
     connector::{self, Connector, Options},
     push::Pusher,
@@ -98,10 +99,20 @@ async fn open_broker(settings: &Settings) -> Result<Arc<dyn Broker>, Error> {
     match &settings.broker {
         BrokerUrl::Embedded(path) => Ok(Embedded::open(path, embedded_durability(settings.durability))?),
         BrokerUrl::Memory => Ok(Embedded::memory()),
-        BrokerUrl::Redis(_) => {
-            let text = format!("{}: this build has no Redis broker", settings.broker);
-            Err(Error::Broker(BrokerError::Unavailable(text)))
+        BrokerUrl::Redis(url) => {
+            let options = redis::Options { durability: redis_durability(settings), ..redis::Options::default() };
+            Ok(redis::Redis::open(url, options).await?)
         }
+    }
+}
+
+/// What nobody asked for is not insisted on: a Redis as it comes works, with a warning.
+fn redis_durability(settings: &Settings) -> redis::Durability {
+    match settings.durability {
+        _ if !settings.durability_given => redis::Durability::AsConfigured,
+        Durability::None => redis::Durability::None,
+        Durability::Fsync => redis::Durability::Fsync,
+        Durability::Replicas(count) => redis::Durability::Replicas(u32::from(count)),
     }
 }
 

@@ -264,6 +264,11 @@ impl EncodedMessage {
     /// Both parts of the time are written, so that a merge with an earlier field can't leave a stale part.
     pub fn seal(&self, message_id: u64, publish_time_ms: u64, out: &mut impl BufMut) {
         out.put_slice(&self.wire);
+        Self::seal_tail(message_id, publish_time_ms, out);
+    }
+
+    /// What [`seal`](Self::seal) appends to a message: its id and publish time.
+    pub fn seal_tail(message_id: u64, publish_time_ms: u64, out: &mut impl BufMut) {
         let mut digits = [0u8; 20];
         let id = decimal(message_id, &mut digits);
         put_key(out, 3, 2);

@@ -62,7 +62,10 @@ pub static KEYS: &[Key] = &[
         name: "DURABILITY",
         range: "none, fsync or replicas:N (N from 1 to 16)",
         about: "What must hold a message before its publish is confirmed: memory, the disk, or N replicas as well (Redis only).",
-        set: |s, v| store(&mut s.durability, value::Durability::parse(v)),
+        set: |s, v| {
+            s.durability_given = true;
+            store(&mut s.durability, value::Durability::parse(v))
+        },
         get: |s| s.durability.to_string(),
     },
     Key {

@@ -1,0 +1,516 @@
+//! Connections: one to each server that holds data, opened again by itself whenever it breaks, and the map from hash slots
+//! to servers.
+//!
+//! Nothing waits long for a server that is away: a call on a broken connection waits a moment for the next attempt and is
+//! then refused. What a lost answer means is left to the caller, because only it knows how to repeat its call.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::{Mutex, RwLock};
+use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    address::{Address, Arrangement, Endpoint},
+    durability::{self, Durability},
+    library,
+    slots::{SLOTS, read_slots},
+};
+use crate::broker::BrokerError;
+
+/// How long a call waits for a broken connection to come back: a restart of a local server takes about this long.
+const CONNECT_WAIT: Duration = Duration::from_millis(250);
+/// Longest time for one attempt to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A server that has not answered for this long is given up. Longer than any function runs, and than a 10 MB publish takes.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// First and longest pause between attempts.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Redirections followed for one call: a slot moves at most once or twice while a call is under way.
+const MAX_REDIRECTS: usize = 4;
+
+/// Why a call failed.
+#[derive(Debug, Clone)]
+pub enum Failure {
+    /// It never reached a server.
+    Unsent(String),
+    /// It was sent and the answer never came: it was carried out or not.
+    Lost(String),
+    /// The server refused it: nothing was done. Code and text.
+    Refused(String, String),
+}
+
+impl From<Failure> for BrokerError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unsent(text) | Failure::Lost(text) => Self::Unavailable(text),
+            Failure::Refused(code, text) => match code.as_str() {
+                "LLGONE" => Self::Gone,
+                "LLSTALE" => Self::Stale,
+                "LLCONFLICT" => Self::Conflict(text.trim().parse().unwrap_or(0)),
+                "LLFORMAT" => Self::Damaged(format!("{text}, this server knows 1")),
+                "OOM" => Self::Full("Redis has reached its maxmemory".into()),
+                _ if text.contains("OOM ") => Self::Full("Redis has reached its maxmemory".into()),
+                _ => Self::Unavailable(format!("Redis: {code} {text}")),
+            },
+        }
+    }
+}
+
+/// Commands that go to one server together.
+pub enum Request {
+    One(Cmd),
+    /// One after the other; answers one value each.
+    Many(Vec<Cmd>),
+    /// All or nothing; answers one value each.
+    Atomic(Vec<Cmd>),
+}
+
+/// Something happened to a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happened {
+    Lost,
+    /// It is there again, perhaps to another server.
+    Restored,
+}
+
+#[derive(Clone)]
+struct Live {
+    connection: MultiplexedConnection,
+    generation: u64,
+}
+
+struct Link {
+    endpoint: Endpoint,
+    live: watch::Sender<Option<Live>>,
+    /// Why the last attempt failed.
+    trouble: Mutex<Option<BrokerError>>,
+}
+
+/// All connections of one broker.
+pub struct Shards {
+    address: Address,
+    durability: Durability,
+    links: Mutex<HashMap<Endpoint, Arc<Link>>>,
+    slots: RwLock<Arc<Vec<Endpoint>>>,
+    happened: mpsc::UnboundedSender<Happened>,
+    stop: CancellationToken,
+    this: Weak<Self>,
+}
+
+fn failure(error: &RedisError) -> Failure {
+    if let Some(code) = error.code() {
+        return Failure::Refused(code.to_owned(), error.detail().unwrap_or_default().to_owned());
+    }
+    if error.is_io_error() || error.is_connection_dropped() || error.is_timeout() || error.is_unrecoverable_error() {
+        return Failure::Lost(error.to_string());
+    }
+    Failure::Refused("ERR".into(), error.to_string())
+}
+
+fn server_failure(error: &redis::ServerError) -> Failure {
+    Failure::Refused(error.code().to_owned(), error.details().unwrap_or_default().to_owned())
+}
+
+/// The first error in an answer, at its top level.
+fn check(values: Vec<Value>) -> Result<Vec<Value>, Failure> {
+    match values.iter().find_map(|v| if let Value::ServerError(e) = v { Some(server_failure(e)) } else { None }) {
+        Some(failure) => Err(failure),
+        None => Ok(values),
+    }
+}
+
+async fn send(connection: &mut MultiplexedConnection, request: &Request, asking: bool) -> Result<Vec<Value>, Failure> {
+    let sent = match request {
+        Request::One(one) if !asking => connection.send_packed_command(one).await.map(|v| vec![v]),
+        Request::One(_) | Request::Many(_) | Request::Atomic(_) => {
+            let commands = match request {
+                Request::One(one) => std::slice::from_ref(one),
+                Request::Many(many) | Request::Atomic(many) => many.as_slice(),
+            };
+            let mut pipe = Pipeline::with_capacity(commands.len() + 3);
+            let atomic = matches!(request, Request::Atomic(_));
+            let skip = usize::from(asking);
+            if asking {
+                pipe.cmd("ASKING");
+            }
+            if atomic {
+                pipe.cmd("MULTI");
+            }
+            for command in commands {
+                pipe.add_command(command.clone());
+            }
+            if atomic {
+                pipe.cmd("EXEC");
+            }
+            // Of a transaction every answer is read: what refused a command is told there, EXEC only says that one was.
+            let count = commands.len() + if atomic { 2 } else { 0 };
+            connection.send_packed_commands(&pipe, skip, count).await
+        }
+    };
+    let values = check(sent.map_err(|e| failure(&e))?)?;
+    match request {
+        Request::Atomic(commands) => match values.into_iter().next_back() {
+            Some(Value::Array(values)) if values.len() == commands.len() => check(values),
+            _ => Err(Failure::Lost("a transaction was answered without its results".into())),
+        },
+        _ => Ok(values),
+    }
+}
+
+impl Shards {
+    /// Connects. The first connection is made before this answers, so that a wrong address or an unfit server is told at
+    /// once.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`] when no server can be reached; [`BrokerError::Damaged`] when one holds newer data.
+    pub async fn open(
+        address: Address,
+        durability: Durability,
+        happened: mpsc::UnboundedSender<Happened>,
+    ) -> Result<Arc<Self>, BrokerError> {
+        let shards = Arc::new_cyclic(|this| Self {
+            address,
+            durability,
+            links: Mutex::default(),
+            slots: RwLock::default(),
+            happened,
+            stop: CancellationToken::new(),
+            this: this.clone(),
+        });
+        match shards.address.arrangement {
+            Arrangement::Cluster => shards.refresh_slots().await?,
+            _ => {
+                let link = shards.link(&shards.address.endpoints[0]);
+                shards.first_connection(&link).await?;
+            }
+        }
+        let endpoints = shards.masters();
+        for endpoint in endpoints {
+            let link = shards.link(&endpoint);
+            shards.first_connection(&link).await?;
+        }
+        Ok(shards)
+    }
+
+    pub fn is_cluster(&self) -> bool {
+        self.address.arrangement == Arrangement::Cluster
+    }
+
+    pub fn database(&self) -> i64 {
+        self.address.database
+    }
+
+    pub fn stopped(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Every server that holds slots; the only one where there is no cluster.
+    pub fn masters(&self) -> Vec<Endpoint> {
+        if !self.is_cluster() {
+            return vec![self.address.endpoints[0].clone()];
+        }
+        let mut list: Vec<Endpoint> = self.slots.read().iter().cloned().collect();
+        list.sort_by_key(ToString::to_string);
+        list.dedup();
+        list
+    }
+
+    /// Sends to the server that has the slot.
+    ///
+    /// # Errors
+    /// [`Failure`]; see there for what may have happened.
+    pub async fn call(&self, slot: u16, request: &Request) -> Result<Vec<Value>, Failure> {
+        if !self.is_cluster() {
+            return self.call_at(&self.address.endpoints[0], request, false).await;
+        }
+        let mut endpoint = self.slots.read().get(usize::from(slot)).cloned();
+        let mut asking = false;
+        for redirect in 0..=MAX_REDIRECTS {
+            let Some(target) = endpoint.take() else { return Err(Failure::Unsent("the cluster's slots are not known".into())) };
+            let answer = self.call_at(&target, request, asking).await;
+            let Err(Failure::Refused(code, text)) = &answer else {
+                if let Err(Failure::Unsent(_) | Failure::Lost(_)) = &answer {
+                    self.refresh_soon();
+                }
+                return answer;
+            };
+            match code.as_str() {
+                "MOVED" | "ASK" if redirect < MAX_REDIRECTS => {
+                    asking = code == "ASK";
+                    endpoint = redirected(text, &target);
+                    if !asking {
+                        self.refresh_soon();
+                    }
+                }
+                "TRYAGAIN" | "CLUSTERDOWN" | "READONLY" if redirect < MAX_REDIRECTS => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    self.refresh_soon();
+                    endpoint = self.slots.read().get(usize::from(slot)).cloned();
+                }
+                _ => return answer,
+            }
+        }
+        Err(Failure::Unsent("the cluster sends calls in a circle".into()))
+    }
+
+    /// Sends to one server.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub async fn call_at(&self, endpoint: &Endpoint, request: &Request, asking: bool) -> Result<Vec<Value>, Failure> {
+        let link = self.link(endpoint);
+        let mut live = self.live(&link).await?;
+        let answer = send(&mut live.connection, request, asking).await;
+        match &answer {
+            Err(Failure::Lost(_)) => self.broken(&link, live.generation),
+            Err(Failure::Refused(code, _)) => match code.as_str() {
+                // This server is no master any more: another one is.
+                "READONLY" | "MASTERDOWN" | "LOADING" => self.broken(&link, live.generation),
+                _ if code == "ERR" && answer_lacks_function(&answer) => self.broken(&link, live.generation),
+                _ => {}
+            },
+            _ => {}
+        }
+        answer
+    }
+
+    async fn live(&self, link: &Link) -> Result<Live, Failure> {
+        if let Some(live) = link.live.borrow().clone() {
+            return Ok(live);
+        }
+        if self.stop.is_cancelled() {
+            return Err(Failure::Unsent("the broker is closed".into()));
+        }
+        let mut changes = link.live.subscribe();
+        let arrived = tokio::time::timeout(CONNECT_WAIT, changes.wait_for(Option::is_some)).await;
+        match arrived {
+            Ok(Ok(live)) => live.clone().ok_or_else(|| Failure::Unsent("no connection".into())),
+            _ => {
+                let trouble = link.trouble.lock().as_ref().map_or_else(|| "not connected yet".to_owned(), ToString::to_string);
+                Err(Failure::Unsent(format!("{}: {trouble}", link.endpoint)))
+            }
+        }
+    }
+
+    fn broken(&self, link: &Link, generation: u64) {
+        let lost = link.live.send_if_modified(|live| {
+            let same = live.as_ref().is_some_and(|l| l.generation == generation);
+            if same {
+                *live = None;
+            }
+            same
+        });
+        if lost {
+            let _ = self.happened.send(Happened::Lost);
+        }
+    }
+
+    fn link(&self, endpoint: &Endpoint) -> Arc<Link> {
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(endpoint) {
+            return link.clone();
+        }
+        let link = Arc::new(Link { endpoint: endpoint.clone(), live: watch::Sender::new(None), trouble: Mutex::new(None) });
+        links.insert(endpoint.clone(), link.clone());
+        tokio::spawn(keep(self.this.clone(), link.clone(), self.stop.clone()));
+        link
+    }
+
+    /// Waits for a connection as long as an attempt may take, and tells what is wrong.
+    async fn first_connection(&self, link: &Link) -> Result<(), BrokerError> {
+        let mut changes = link.live.subscribe();
+        if tokio::time::timeout(CONNECT_TIMEOUT * 2, changes.wait_for(Option::is_some)).await.is_ok() {
+            return Ok(());
+        }
+        self.stop.cancel();
+        let trouble = link.trouble.lock().take();
+        Err(trouble.unwrap_or_else(|| BrokerError::Unavailable(format!("{} does not answer", link.endpoint))))
+    }
+
+    async fn connect(&self, endpoint: &Endpoint) -> Result<MultiplexedConnection, BrokerError> {
+        let endpoint = match &self.address.arrangement {
+            Arrangement::Sentinel(master) => self.ask_sentinels(master).await?,
+            _ => endpoint.clone(),
+        };
+        let unavailable = |e: RedisError| BrokerError::Unavailable(format!("{endpoint}: {e}"));
+        let client = Client::open(self.address.connection_info(&endpoint)?).map_err(unavailable)?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(RESPONSE_TIMEOUT));
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(unavailable)?;
+        durability::check(&mut connection, &endpoint.to_string(), self.durability).await?;
+        library::ensure(&mut connection).await?;
+        Ok(connection)
+    }
+
+    async fn ask_sentinels(&self, master: &str) -> Result<Endpoint, BrokerError> {
+        let mut trouble = String::from("no sentinel answers");
+        for sentinel in &self.address.endpoints {
+            let asked = async {
+                let client = Client::open(self.address.sentinel_info(sentinel)?)
+                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
+                    .set_response_timeout(Some(CONNECT_TIMEOUT));
+                let mut connection = client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await
+                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
+                let found: Option<(String, u16)> = cmd("SENTINEL")
+                    .arg("GET-MASTER-ADDR-BY-NAME")
+                    .arg(master)
+                    .query_async(&mut connection)
+                    .await
+                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
+                found
+                    .map(|(host, port)| Endpoint { host, port })
+                    .ok_or_else(|| BrokerError::Unavailable(format!("{sentinel} knows no master '{master}'")))
+            };
+            match asked.await {
+                Ok(endpoint) => return Ok(endpoint),
+                Err(e) => trouble = e.to_string(),
+            }
+        }
+        Err(BrokerError::Unavailable(trouble))
+    }
+
+    /// A client for a connection of one's own, to whichever server can be reached.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`].
+    pub async fn client(&self) -> Result<Client, BrokerError> {
+        let endpoint = match &self.address.arrangement {
+            Arrangement::Single => self.address.endpoints[0].clone(),
+            Arrangement::Sentinel(master) => self.ask_sentinels(master).await?,
+            Arrangement::Cluster => {
+                let links = self.links.lock();
+                let live = links.values().find(|l| l.live.borrow().is_some()).map(|l| l.endpoint.clone());
+                live.unwrap_or_else(|| self.address.endpoints[0].clone())
+            }
+        };
+        Client::open(self.address.connection_info(&endpoint)?).map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))
+    }
+
+    /// Waits until the replicas of the slot's server have everything that was written before.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`] when too few have it in time.
+    pub async fn wait_for_replicas(&self, slot: u16, key: &str, count: u32) -> Result<(), BrokerError> {
+        let mut touch = cmd("SET");
+        touch.arg(format!("{key}:wait")).arg(1);
+        let mut wait = cmd("WAIT");
+        wait.arg(count).arg(durability::REPLICA_TIMEOUT.as_millis() as u64);
+        let values = self.call(slot, &Request::Many(vec![touch, wait])).await?;
+        match values.get(1) {
+            Some(Value::Int(have)) if *have >= i64::from(count) => Ok(()),
+            _ => Err(BrokerError::Unavailable(format!("fewer than {count} replicas have the write"))),
+        }
+    }
+
+    // ---- cluster
+
+    fn refresh_soon(&self) {
+        let Some(this) = self.this.upgrade() else { return };
+        tokio::spawn(async move {
+            let _ = this.refresh_slots().await;
+        });
+    }
+
+    /// Asks any reachable server who has which slots.
+    async fn refresh_slots(&self) -> Result<(), BrokerError> {
+        let mut known: Vec<Endpoint> =
+            self.links.lock().values().filter(|l| l.live.borrow().is_some()).map(|l| l.endpoint.clone()).collect();
+        known.extend(self.address.endpoints.iter().cloned());
+        let mut trouble = BrokerError::Unavailable("no server of the cluster answers".into());
+        for endpoint in known {
+            let asked = async {
+                let client = Client::open(self.address.connection_info(&endpoint)?)
+                    .map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))?;
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
+                    .set_response_timeout(Some(CONNECT_TIMEOUT));
+                let mut connection = client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await
+                    .map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))?;
+                let answer = connection
+                    .send_packed_command(cmd("CLUSTER").arg("SLOTS"))
+                    .await
+                    .map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))?;
+                read_slots(&answer, &endpoint)
+            };
+            match asked.await {
+                Ok(slots) if slots.len() == usize::from(SLOTS) => {
+                    *self.slots.write() = Arc::new(slots);
+                    return Ok(());
+                }
+                Ok(_) => trouble = BrokerError::Unavailable(format!("{endpoint}: some slots have no server")),
+                Err(e) => trouble = e,
+            }
+        }
+        Err(trouble)
+    }
+
+    pub fn close(&self) {
+        self.stop.cancel();
+        for link in self.links.lock().values() {
+            link.live.send_replace(None);
+        }
+    }
+}
+
+fn answer_lacks_function(answer: &Result<Vec<Value>, Failure>) -> bool {
+    matches!(answer, Err(Failure::Refused(_, text)) if text.contains("Function not found"))
+}
+
+/// Where MOVED and ASK point: `3999 host:port`; an empty host means the server that answered.
+fn redirected(text: &str, from: &Endpoint) -> Option<Endpoint> {
+    let (host, port) = text.split_whitespace().nth(1)?.rsplit_once(':')?;
+    let host = if host.is_empty() { from.host.clone() } else { host.trim_matches(['[', ']']).to_owned() };
+    Some(Endpoint { host, port: port.parse().ok()? })
+}
+
+/// Opens a link's connection whenever there is none.
+async fn keep(shards: Weak<Shards>, link: Arc<Link>, stop: CancellationToken) {
+    let mut generation = 0;
+    let mut changes = link.live.subscribe();
+    loop {
+        let mut pause = BACKOFF.0;
+        loop {
+            let Some(shards) = shards.upgrade() else { return };
+            let attempt = tokio::select! {
+                attempt = shards.connect(&link.endpoint) => attempt,
+                () = stop.cancelled() => return,
+            };
+            match attempt {
+                Ok(connection) => {
+                    generation += 1;
+                    *link.trouble.lock() = None;
+                    link.live.send_replace(Some(Live { connection, generation }));
+                    let _ = shards.happened.send(Happened::Restored);
+                    break;
+                }
+                Err(e) => {
+                    tracing::debug!(server = %link.endpoint, error = %e, "no connection to Redis");
+                    *link.trouble.lock() = Some(e);
+                }
+            }
+            drop(shards);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => return,
+            }
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+        tokio::select! {
+            lost = changes.wait_for(Option::is_none) => if lost.is_err() { return },
+            () = stop.cancelled() => return,
+        }
+    }
+}

@@ -1,0 +1,295 @@
+-- ---------------------------------------------------------------------------------------------------------------- leasing
+
+-- Bytes that sealing adds to each message of a chunk: the id in decimal and the publish time.
+local function seal_bytes(e)
+    local nanos = e.ms % 1000 * 1000000
+    local length = nanos < 128 and 1 or nanos < 16384 and 2 or nanos < 2097152 and 3 or nanos < 268435456 and 4 or 5
+    return 2 + #string.format('%.0f', e.id) + 4 + 5 + length
+end
+
+-- End offsets of the messages `lo` to `hi`, with the end of the one before at `lo - 1`.
+local function offsets(q, e, lo, hi)
+    local from = max(lo - 1, 0)
+    local text = redis.call('GETRANGE', payload_key(q, e.payload), from * 4, hi * 4 + 3)
+    local ends = { [-1] = 0 }
+    if #text ~= (hi - from + 1) * 4 then return nil end
+    local at = 1
+    for index = from, hi do ends[index], at = struct.unpack('<I4', text, at) end
+    return ends
+end
+
+local function wants(pick)
+    return pick.left > 0 and (pick.count == 0 or pick.bytes < pick.max_bytes)
+end
+
+local function pick_of(pick, c, chunk)
+    local part = pick.parts[c]
+    if not part then
+        part = { chunk = chunk, lo = 65535, hi = -1, count = 0, marks = nil, redelivered = '' }
+        pick.parts[c] = part
+        pick.order[#pick.order + 1] = c
+    end
+    return part
+end
+
+local function count_in(pick, count, bytes)
+    pick.left = pick.left - count
+    pick.count = pick.count + count
+    pick.bytes = pick.bytes + bytes
+end
+
+-- Gives the messages `lo` to `hi` of a chunk that nothing else is known about.
+local function give_range(pick, c, chunk, lo, hi, bytes)
+    local part = pick_of(pick, c, chunk)
+    if part.marks or part.count > 0 then
+        part.marks = part.marks or {}
+        if part.lo <= part.hi and not part.marked then
+            for index = part.lo, part.hi do part.marks[index] = true end
+        end
+        part.marked = true
+        for index = lo, hi do part.marks[index] = true end
+    end
+    part.lo, part.hi = min(part.lo, lo), max(part.hi, hi)
+    part.count = part.count + hi - lo + 1
+    count_in(pick, hi - lo + 1, bytes)
+end
+
+local function message_bytes(q, pick, chunk, index)
+    if pick.max_bytes - pick.bytes > chunk.bytes then return chunk.bytes / chunk.n end
+    local ends = offsets(q, chunk, index, index)
+    if not ends then return 0 end
+    return ends[index] - ends[index - 1] + seal_bytes(chunk)
+end
+
+local function give(q, pick, c, chunk, index)
+    give_range(pick, c, chunk, index, index, message_bytes(q, pick, chunk, index))
+    local retry = chunk.touched and live_retry(q, c + index)
+    if retry then
+        retry.place, retry.dirty = 'L', true
+        local part = pick.parts[c]
+        part.retried = true
+        if retry.failures > 0 then
+            part.redelivered = part.redelivered .. struct.pack('<I2I2I2', index, min(retry.failures, 65535), min(retry.counted, 65535))
+        end
+    end
+end
+
+local function lease_line(q, pick, k)
+    local name = q.key .. ':kl:' .. hex(k)
+    local places = redis.call('ZRANGE', name, 0, pick.left - 1)
+    local taken = {}
+    for _, place in ipairs(places) do
+        if not wants(pick) then break end
+        local c, index = struct.unpack(PLACE, place)
+        local chunk = get_chunk(q, c)
+        taken[#taken + 1] = place
+        if chunk then
+            chunk.touched = true
+            key_start(q, k, pick.session, c)
+            give(q, pick, c, chunk, index)
+        end
+    end
+    bulk('ZREM', name, taken)
+    local key = get_key(q, k)
+    key.line = key.line - #taken
+end
+
+local function lease_keys(q, pick)
+    for _, owner in ipairs({ pick.session, ZERO }) do
+        local name = owner == ZERO and q.key .. ':kf' or q.key .. ':kw:' .. hex(owner)
+        while wants(pick) do
+            local k = redis.call('LPOP', name)
+            if not k then break end
+            local key = get_key(q, k)
+            if key.offered == owner then
+                key.offered = NONE
+                lease_line(q, pick, k)
+                key_changed(q, k, key)
+            end
+        end
+    end
+end
+
+local function lease_ready(q, pick, share)
+    while share > 0 and wants(pick) do
+        local places = redis.call('LPOP', q.key .. ':rd', min(share, pick.left, 100))
+        if not places then return end
+        for at, place in ipairs(places) do
+            if not wants(pick) then
+                -- The byte budget ended first: the rest goes back to where it was.
+                for rest = #places, at, -1 do redis.call('LPUSH', q.key .. ':rd', places[rest]) end
+                return
+            end
+            local c, index = struct.unpack(PLACE, place)
+            local retry = live_retry(q, c + index)
+            local chunk = retry and retry.place == 'R' and get_chunk(q, c)
+            if chunk then
+                chunk.touched = true
+                give(q, pick, c, chunk, index)
+                share = share - 1
+            end
+        end
+    end
+end
+
+-- How many messages of the entry from `lo` on fit the budget, and their bytes.
+local function fit(q, pick, e, lo)
+    local count = min(pick.left, e.n - lo)
+    if pick.max_bytes - pick.bytes >= e.bytes then
+        return count, count == e.n and e.bytes or floor(e.bytes * count / e.n)
+    end
+    local ends = offsets(q, e, lo, lo + count - 1)
+    if not ends then return count, 0 end
+    local seal, bytes = seal_bytes(e), 0
+    for given = 1, count do
+        if (pick.count > 0 or given > 1) and pick.bytes + bytes >= pick.max_bytes then return given - 1, bytes end
+        local index = lo + given - 1
+        bytes = bytes + ends[index] - ends[index - 1] + seal
+    end
+    return count, bytes
+end
+
+local function lease_entry_keyed(q, pick, e, chunk, lo, mask)
+    for index = lo, e.n - 1 do
+        if not wants(pick) then return index end
+        if not (mask and has(mask, index)) then
+            local k = key_of(q, chunk, index)
+            if not k then
+                give(q, pick, e.c, chunk, index)
+            else
+                local key = get_key(q, k)
+                local open = key.line == 0 and key.blocked == 0 and (key.owner == pick.session or key.owner == ZERO)
+                if open then
+                    key_start(q, k, pick.session, e.c)
+                    give(q, pick, e.c, chunk, index)
+                else
+                    local list = q.to_park[k] or {}
+                    list[#list + 1] = e.c + index
+                    list[#list + 1] = struct.pack(PLACE, e.c, index)
+                    q.to_park[k] = list
+                    key.line = key.line + 1
+                    key_changed(q, k, key)
+                end
+            end
+        end
+    end
+    return e.n
+end
+
+local function lease_entry(q, pick, e)
+    local lo = q.skip
+    local chunk = lo > 0 and get_chunk(q, e.c)
+    local mask = mask_of(q, e.c)
+    if not chunk then
+        chunk = chunk_of(e)
+        chunk.fresh = true
+        chunk.unacked = unmasked(e, mask)
+        q.chunks[e.c] = chunk
+    end
+    if chunk.unacked == 0 then
+        q.chunks[e.c] = nil
+        return e.n
+    end
+    chunk.dirty = true
+    if mask or (q.ordered and e.keys ~= '') then return lease_entry_keyed(q, pick, e, chunk, lo, mask) end
+    local count, bytes = fit(q, pick, e, lo)
+    if count > 0 then give_range(pick, e.c, chunk, lo, lo + count - 1, bytes) end
+    return lo + count
+end
+
+local function lease_fresh(q, pick)
+    local batch = min(pick.left, 8)
+    while wants(pick) and q.cur < q.next_seq do
+        local rows = redis.call('XRANGE', q.key .. ':cx', q.cur, '+', 'COUNT', batch)
+        for _, row in ipairs(rows) do
+            if not wants(pick) then return end
+            local e = read_entry(row)
+            if e.c ~= q.cur then q.cur, q.skip = e.c, 0 end
+            local stop = lease_entry(q, pick, e)
+            if stop < e.n then
+                q.skip = stop
+                return
+            end
+            q.cur, q.skip = e.c + e.n, 0
+        end
+        if #rows < batch then
+            if wants(pick) then q.cur, q.skip = q.next_seq, 0 end
+            return
+        end
+        batch = min(pick.left, 100)
+        if batch < 1 then return end
+    end
+end
+
+-- Redelivered and fresh messages take turns, so that a message that fails again and again doesn't starve the rest.
+local function lease_all(q, pick)
+    if q.ordered then lease_keys(q, pick) end
+    local ready = redis.call('LLEN', q.key .. ':rd') > 0
+    if not ready then return lease_fresh(q, pick) end
+    local share = pick.left
+    if q.cur + q.skip < q.next_seq then
+        share = q.redelivered == 0 and ceil(pick.left / 2) or floor(pick.left / 2)
+        q.redelivered = q.redelivered == 0 and share > 0 and 1 or 0
+    end
+    lease_ready(q, pick, share)
+    lease_fresh(q, pick)
+    lease_ready(q, pick, pick.left)
+end
+
+local function close_part(q, pick, c, answer)
+    local part = pick.parts[c]
+    local chunk = part.chunk
+    local set = { lo = part.lo, hi = part.hi, count = part.count }
+    if part.marks then set = from_marks(part.marks, part.lo, part.hi) end
+    chunk.leases[#chunk.leases + 1] = { lease = q.lease, session = pick.session, at = q.now, deadline = pick.deadline,
+        redelivered = part.retried, set = set }
+    chunk.dirty = true
+    local from, to = 0, 0
+    if set.lo > 0 or set.hi < chunk.n - 1 then
+        local ends = offsets(q, chunk, set.lo, set.lo)
+        local last = set.hi == set.lo and ends or offsets(q, chunk, set.hi, set.hi)
+        if ends and last then from, to = ends[set.lo - 1], last[set.hi] end
+    end
+    answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id, chunk.flags, from, to,
+        #part.redelivered) .. pack_set(set) .. part.redelivered
+end
+
+local function register_waiting(q)
+    q.waiting = q.waiting + redis.call('ZADD', q.key .. ':wt', 'NX', q.now, q.node)
+end
+
+-- args: header, session, max messages, max bytes, deadline, max in flight, other waiting sessions of the node, '1' when this
+-- session waits too if it gets nothing
+local function lease(keys, args)
+    local q, err = open_at(keys[1], args[1])
+    if not q then return err end
+    q.used = q.now
+    advance(q)
+    flush_lists(q)
+    local answer = { '', '', '', '' }
+    local others = tonumber(args[7])
+    local pick = { session = args[2], max_bytes = tonumber(args[4]), deadline = q.now + tonumber(args[5]), bytes = 0, count = 0,
+        parts = {}, order = {} }
+    pick.left = q.detached and 0 or min(tonumber(args[3]), max(tonumber(args[6]) - q.out, 0))
+    if pick.left > 1 and (others > 0 or q.waiting > 0) then
+        pick.left = min(pick.left, max(ceil(available(q) / (others + q.waiting + 1)), 1))
+    end
+    if pick.left > 0 then lease_all(q, pick) end
+    if pick.count > 0 then
+        q.lease = q.lease + 1
+        q.out = q.out + pick.count
+        by(q, pick.deadline)
+        -- Keys are picked in any order, but one key's messages must leave in theirs.
+        if q.ordered then table.sort(pick.order) end
+        for _, c in ipairs(pick.order) do close_part(q, pick, c, answer) end
+    end
+    if (pick.count == 0 and args[8] == '1') or others > 0 then register_waiting(q) end
+    local number = q.lease
+    local head, ended, owners = finish(q, pick.count > 0)
+    answer[1] = head
+    answer[2] = ended
+    answer[3] = owners
+    answer[4] = struct.pack('<I8I8I4I1I1', number, pick.deadline, q.max_attempts, q.once and 1 or 0, q.ordered and 1 or 0)
+    return answer
+end
+register('landline_lease', lease, 'allow-oom')

@@ -1,0 +1,301 @@
+-- ---------------------------------------------------------------------------------------------------------- a queue's state
+
+local QUEUE = '<I8I8I4I8I8I8I8I8I8I8I8I8I8I8I4I1I8I8I8I8I8I8'
+local CONFIG = '<I1I1I8I8I4I8I1I1'
+local CHUNK = '<c8I2I2I4I8I8I1I2'
+local LEASE = '<I8c8I8I8I1'
+local ENTRY = '<c8I2I4I8I8I1I8I2'
+local RETRY = '<I2I2c1I8I8'
+local PLACE = '<I8I2'
+
+local function pack_config(ordered, once, retry_min, retry_max, attempts, retention, retain, detached)
+    return struct.pack(CONFIG, ordered, once, retry_min, retry_max, attempts, retention, retain, detached)
+end
+
+local function read_config(q, text)
+    local ordered, once
+    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, q.retain, q.detached = struct.unpack(CONFIG, text)
+    q.ordered, q.once, q.retain, q.detached = ordered == 1, once == 1, q.retain == 1, q.detached == 1
+end
+
+local function read_state(q, text)
+    q.next_seq, q.cur, q.skip, q.lease, q.barrier, q.floor, q.unacked, q.bytes, q.stored, q.out, q.total, q.op, q.due,
+        q.told, q.waiting, q.redelivered, q.holes, q.masked, q.pinned, q.trim, q.last, q.used =
+        struct.unpack(QUEUE, text)
+end
+
+local function pack_state(q)
+    return struct.pack(QUEUE, q.next_seq, q.cur, q.skip, q.lease, q.barrier, q.floor, q.unacked, q.bytes, q.stored, q.out,
+        q.total, q.op, q.due, q.told, q.waiting, q.redelivered, q.holes, q.masked, q.pinned, q.trim, q.last, q.used)
+end
+
+local function fresh_tables(q)
+    q.chunks, q.retries, q.keys = {}, {}, {}
+    q.ended, q.remote, q.owners = {}, {}, {}
+    q.to_front, q.to_back, q.to_free, q.to_owned, q.to_park = {}, {}, {}, {}, {}
+    q.wakes = 0
+end
+
+-- Reads the queue named by `key`. Answers nil and an error when there is none or its form is not ours.
+local function open_at(key, header)
+    local set_ms, node, seen = struct.unpack('<i8c4I8', header)
+    local stored = redis.call('HMGET', key, 'v', 'c', 's')
+    if not stored[3] then return nil, redis.error_reply('LLGONE no such queue') end
+    if tonumber(stored[1]) ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
+    local q = { key = key, node = node, seen = seen }
+    read_config(q, stored[2])
+    read_state(q, stored[3])
+    q.now = clock(set_ms, q.last)
+    q.last = q.now
+    fresh_tables(q)
+    return q
+end
+
+-- ---- chunks that were looked at
+
+local function read_chunk(text)
+    local chunk = {}
+    local length, at
+    chunk.payload, chunk.n, chunk.unacked, chunk.bytes, chunk.ms, chunk.id, chunk.flags, length, at = struct.unpack(CHUNK, text)
+    chunk.keys = sub(text, at, at + length - 1)
+    at = at + length
+    local leases, size = {}, #text
+    while at <= size do
+        local lease = {}
+        local redelivered
+        lease.lease, lease.session, lease.at, lease.deadline, redelivered, at = struct.unpack(LEASE, text, at)
+        lease.redelivered = redelivered == 1
+        lease.set, at = unpack_set(text, at)
+        leases[#leases + 1] = lease
+    end
+    chunk.leases = leases
+    return chunk
+end
+
+local function pack_chunk(chunk)
+    local parts = { struct.pack(CHUNK, chunk.payload, chunk.n, chunk.unacked, chunk.bytes, chunk.ms, chunk.id, chunk.flags,
+        #chunk.keys), chunk.keys }
+    for _, lease in ipairs(chunk.leases) do
+        parts[#parts + 1] = struct.pack(LEASE, lease.lease, lease.session, lease.at, lease.deadline, lease.redelivered and 1 or 0)
+        parts[#parts + 1] = pack_set(lease.set)
+    end
+    return concat(parts)
+end
+
+local function get_chunk(q, c)
+    local chunk = q.chunks[c]
+    if chunk == nil then
+        local text = redis.call('HGET', q.key .. ':ch', c)
+        chunk = text and read_chunk(text) or false
+        q.chunks[c] = chunk
+    end
+    return chunk or nil
+end
+
+local function load_chunks(q, list)
+    local missing = {}
+    for _, c in ipairs(list) do
+        if q.chunks[c] == nil then
+            missing[#missing + 1] = c
+            q.chunks[c] = false
+        end
+    end
+    for from = 1, #missing, 1000 do
+        local last = min(from + 999, #missing)
+        local texts = redis.call('HMGET', q.key .. ':ch', unpack(missing, from, last))
+        for at, text in ipairs(texts) do
+            if text then q.chunks[missing[from + at - 1]] = read_chunk(text) end
+        end
+    end
+end
+
+-- Reads one entry of the index.
+local function read_entry(row)
+    local e, length, at = { c = tonumber(string.match(row[1], '^%d+')) }, nil, nil
+    e.payload, e.n, e.bytes, e.ms, e.id, e.flags, e.before, length, at = struct.unpack(ENTRY, row[2][2])
+    e.keys = sub(row[2][2], at, at + length - 1)
+    return e
+end
+
+local function write_entry(q, c, e)
+    redis.call('XADD', q.key .. ':cx', c .. '-0', 'd',
+        struct.pack(ENTRY, e.payload, e.n, e.bytes, e.ms, e.id, e.flags, e.before, #e.keys) .. e.keys)
+end
+
+local function chunk_of(e)
+    return { payload = e.payload, n = e.n, unacked = e.n, bytes = e.bytes, ms = e.ms, id = e.id, flags = e.flags, keys = e.keys,
+        leases = {} }
+end
+
+local function payload_key(q, payload)
+    return q.key .. ':p:' .. hex(payload)
+end
+
+-- The ordering key hash of a message, nil without one.
+local function key_of(q, chunk, index)
+    if not q.ordered or chunk.keys == '' then return nil end
+    local key = #chunk.keys == 8 and chunk.keys or sub(chunk.keys, index * 8 + 1, index * 8 + 8)
+    if key == ZERO then return nil end
+    return key
+end
+
+-- Bytes of a chunk that count as backlog: its share by number of messages.
+local function backlog(chunk)
+    return floor(chunk.bytes * chunk.unacked / chunk.n)
+end
+
+-- `count` messages of the chunk are gone for good.
+local function drop(q, chunk, count)
+    local before = backlog(chunk)
+    chunk.unacked = chunk.unacked - count
+    chunk.dirty = true
+    q.unacked = q.unacked - count
+    q.bytes = q.bytes - before + backlog(chunk)
+end
+
+-- ---- messages that were delivered before
+
+local function get_retry(q, seq)
+    local retry = q.retries[seq]
+    if retry == nil then
+        local text = redis.call('HGET', q.key .. ':rt', seq)
+        retry = false
+        if text then
+            retry = {}
+            retry.failures, retry.counted, retry.place, retry.aux, retry.chunk = struct.unpack(RETRY, text)
+        end
+        q.retries[seq] = retry
+    end
+    return retry or nil
+end
+
+local function need_retry(q, c, index)
+    local retry = get_retry(q, c + index)
+    if not retry then
+        retry = { failures = 0, counted = 0, place = 'L', aux = 0, chunk = c }
+        q.retries[c + index] = retry
+    end
+    retry.dirty, retry.gone = true, nil
+    return retry
+end
+
+local function forget_retry(q, seq)
+    q.retries[seq] = { gone = true, dirty = true }
+end
+
+local function live_retry(q, seq)
+    local retry = get_retry(q, seq)
+    if retry and retry.gone then return nil end
+    return retry
+end
+
+local function by(q, at)
+    if at < q.due then q.due = at end
+end
+
+-- Counts a set out of its lease: whoever holds it is told.
+local function end_lease(q, c, lease, set)
+    q.out = q.out - set.count
+    local note = struct.pack('<c8I8I8', lease.session, c, lease.lease) .. pack_set(set)
+    local node = sub(lease.session, 1, 4)
+    if node == q.node then
+        q.ended[#q.ended + 1] = note
+    else
+        q.remote[node] = (q.remote[node] or '') .. note
+    end
+end
+
+local function make_ready(q, c, index, first)
+    local list = first and q.to_front or q.to_back
+    list[#list + 1] = struct.pack(PLACE, c, index)
+    need_retry(q, c, index).place = 'R'
+    q.available = true
+end
+
+-- ---- write back
+
+local function flush_lists(q)
+    bulk('LPUSH', q.key .. ':rd', q.to_front)
+    bulk('RPUSH', q.key .. ':rd', q.to_back)
+    bulk('RPUSH', q.key .. ':kf', q.to_free)
+    q.to_front, q.to_back, q.to_free = {}, {}, {}
+    for session, list in pairs(q.to_owned) do
+        bulk('RPUSH', q.key .. ':kw:' .. hex(session), list)
+        redis.call('PEXPIRE', q.key .. ':kw:' .. hex(session), 3600000)
+    end
+    for key, list in pairs(q.to_park) do bulk('ZADD', q.key .. ':kl:' .. hex(key), list) end
+    q.to_owned, q.to_park = {}, {}
+end
+
+local function first_deadline(chunk)
+    local deadline = INFINITE
+    for _, lease in ipairs(chunk.leases) do deadline = min(deadline, lease.deadline) end
+    return deadline
+end
+
+-- A finished chunk leaves the index unless its messages are kept for seeking.
+local function forget_entries(q, list)
+    local ids, payloads = {}, {}
+    for _, e in ipairs(list) do
+        ids[#ids + 1] = e.c .. '-0'
+        payloads[#payloads + 1] = payload_key(q, e.payload)
+        q.stored = q.stored - e.n
+        q.holes = max(q.holes, e.c + e.n)
+    end
+    bulk('XDEL', q.key .. ':cx', ids)
+    for from = 1, #payloads, 1000 do redis.call('UNLINK', unpack(payloads, from, min(from + 999, #payloads))) end
+end
+
+local function flush_chunks(q)
+    local put, gone, due, finished = {}, {}, {}, {}
+    for c, chunk in pairs(q.chunks) do
+        if chunk and chunk.dirty then
+            if chunk.unacked <= 0 then
+                gone[#gone + 1] = c
+                if not q.retain then
+                    if c < q.pinned then
+                        redis.call('HSET', q.key .. ':gm', c, '*')
+                        q.masked = max(q.masked, c)
+                    else
+                        finished[#finished + 1] = { c = c, payload = chunk.payload, n = chunk.n }
+                    end
+                end
+            else
+                put[#put + 1] = c
+                put[#put + 1] = pack_chunk(chunk)
+                if #chunk.leases > 0 then
+                    due[#due + 1] = first_deadline(chunk)
+                    due[#due + 1] = c
+                elseif not chunk.fresh then
+                    redis.call('ZREM', q.key .. ':ls', c)
+                end
+            end
+        end
+    end
+    bulk('HSET', q.key .. ':ch', put)
+    bulk('ZADD', q.key .. ':ls', due)
+    if #gone > 0 then
+        bulk('HDEL', q.key .. ':ch', gone)
+        bulk('ZREM', q.key .. ':ls', gone)
+    end
+    if #finished > 0 then forget_entries(q, finished) end
+    q.chunks = {}
+end
+
+local function flush_retries(q)
+    local put, gone = {}, {}
+    for seq, retry in pairs(q.retries) do
+        if retry and retry.dirty then
+            if retry.gone then
+                gone[#gone + 1] = seq
+            else
+                put[#put + 1] = seq
+                put[#put + 1] = struct.pack(RETRY, min(retry.failures, 65535), min(retry.counted, 65535), retry.place, retry.aux,
+                    retry.chunk)
+            end
+        end
+    end
+    bulk('HSET', q.key .. ':rt', put)
+    bulk('HDEL', q.key .. ':rt', gone)
+    q.retries = {}
+end

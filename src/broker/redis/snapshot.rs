@@ -1,0 +1,408 @@
+//! Snapshots, and seeks that need more than the queue's own index.
+//!
+//! A snapshot lies in its topic's slot: copies of the messages that were unacknowledged, and the last message id before it;
+//! from then on the topic's log keeps everything. A queue is moved to a snapshot, or to a time that the topic's retention
+//! reaches, by a plan: which of its own entries stay and with which messages, and what is copied in (see `lua/seek.lua`).
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use redis::{Cmd, Value, cmd};
+
+use super::{
+    chunk::{Chunk, Entry},
+    codec::{Reader, Set},
+    connection::Request,
+    engine::{Engine, NEVER, array, bytes},
+    queue::{QueueView, topic_key},
+    slots::slot_of,
+};
+use crate::broker::{BrokerError, QueueRef, SeekTarget, TopicRef};
+
+/// Entries read at once: a few megabytes of descriptions at most.
+const PAGE: usize = 500;
+/// Payloads copied at once.
+const COPY_BATCH: usize = 32;
+/// A plan that is not carried out within this is forgotten with what was copied for it.
+const PLAN_LIFE_MS: u64 = 600_000;
+
+/// A queue as a survey found it.
+struct Survey {
+    next_seq: u64,
+    cursor: u64,
+    skip: u16,
+    retain: bool,
+    retention_ms: u64,
+    /// What is unacknowledged of entries the cursor has reached.
+    started: HashMap<u64, Option<Set>>,
+    /// Messages that no seek brings back.
+    gone: HashMap<u64, Set>,
+    /// Messages that count as acknowledged since the last seek.
+    aside: HashMap<u64, Set>,
+}
+
+impl Survey {
+    fn read(answer: &[Value]) -> Result<Self, BrokerError> {
+        let unknown = || BrokerError::Damaged("a survey was answered in an unknown form".into());
+        let [_, _, _, state, Value::Array(started), Value::Array(masks)] = answer else { return Err(unknown()) };
+        let mut from = Reader(bytes(state)?);
+        let mut survey = Self {
+            next_seq: from.u64()?,
+            cursor: from.u64()?,
+            skip: from.u32()? as u16,
+            retain: from.u8()? == 1,
+            retention_ms: from.u64()?,
+            started: HashMap::new(),
+            gone: HashMap::new(),
+            aside: HashMap::new(),
+        };
+        for value in started {
+            let mut from = Reader(bytes(value)?);
+            let chunk = from.u64()?;
+            let set = if from.is_empty() { None } else { Some(Set::read(&mut from)?) };
+            survey.started.insert(chunk, set);
+        }
+        for value in masks {
+            let mut from = Reader(bytes(value)?);
+            let (chunk, kind) = (from.u64()?, from.u8()?);
+            let into = if kind == b'g' { &mut survey.gone } else { &mut survey.aside };
+            into.insert(chunk, Set::read(&mut from)?);
+        }
+        Ok(survey)
+    }
+
+    fn is_gone(&self, chunk: u64, index: u16) -> bool {
+        self.gone.get(&chunk).is_some_and(|set| set.contains(index))
+    }
+
+    fn is_unacked(&self, chunk: u64, index: u16) -> bool {
+        if let Some(set) = self.started.get(&chunk) {
+            return set.as_ref().is_some_and(|s| s.contains(index));
+        }
+        (chunk > self.cursor || (chunk == self.cursor && index >= self.skip))
+            && !self.is_gone(chunk, index)
+            && !self.aside.get(&chunk).is_some_and(|set| set.contains(index))
+    }
+}
+
+/// What a seek wants, and where it comes from.
+struct Wanted {
+    /// Ids that come from elsewhere when the queue has them not.
+    sources: Vec<Source>,
+    target: Target,
+}
+
+enum Target {
+    Time(u64),
+    Snapshot { held: HashSet<u64>, boundary: u64 },
+}
+
+/// A chunk in the topic's slot and the messages of it that the queue may get.
+struct Source {
+    entry: Entry,
+    indexes: Vec<u16>,
+}
+
+impl Engine {
+    /// Moves a queue.
+    ///
+    /// # Errors
+    /// What the port says, for all functions here.
+    pub async fn seek(self: &Arc<Self>, queue: &QueueRef, target: SeekTarget) -> Result<(), BrokerError> {
+        let view = self.queue(queue);
+        let (topic, _) = self.topic_of(queue).await?.ok_or(BrokerError::Gone)?;
+        let snapshot = if let SeekTarget::Snapshot(id) = target { format!("{id:x}") } else { String::new() };
+        let info = array(
+            self.on_topic(&topic, "landline_topic_info", |call| {
+                call.arg(&snapshot);
+            })
+            .await?,
+        )?;
+        let retention = if let Some(Value::Int(ms)) = info.first() { *ms as u64 } else { 0 };
+        match target {
+            SeekTarget::Time(time_ms) if retention == 0 => {
+                let call = |call: &mut Cmd, _| {
+                    call.arg(time_ms.min(NEVER));
+                };
+                self.on_queue(&view, "landline_seek_time", call).await?;
+            }
+            SeekTarget::Time(time_ms) => {
+                let sources = self.log_since(&topic, queue.incarnation, |entry, now| {
+                    entry.publish_ms >= time_ms && entry.publish_ms + retention > now
+                });
+                let wanted = Wanted { sources: sources.await?, target: Target::Time(time_ms) };
+                self.carry_out_plan(&view, &topic, wanted).await?;
+            }
+            SeekTarget::Snapshot(_) => {
+                let boundary = match info.get(2) {
+                    Some(Value::BulkString(text)) => std::str::from_utf8(text).ok().and_then(|t| t.parse().ok()),
+                    _ => None,
+                };
+                let boundary: u64 = boundary.ok_or(BrokerError::Gone)?;
+                let mut sources = Vec::new();
+                let mut held = HashSet::new();
+                for entry in self.entries(&format!("{topic}:sn:{snapshot}"), &topic, NEVER).await? {
+                    let ids = self.ids(&topic, &entry).await?;
+                    held.extend(ids);
+                    sources.push(Source { indexes: (0..entry.count).collect(), entry });
+                }
+                sources.extend(self.log_since(&topic, queue.incarnation, |entry, _| entry.first_id > boundary).await?);
+                let wanted = Wanted { sources, target: Target::Snapshot { held, boundary } };
+                self.carry_out_plan(&view, &topic, wanted).await?;
+            }
+        }
+        self.barrier(view.slot, &view.key).await
+    }
+
+    /// The chunks of an index, oldest first, up to the sequence `end`.
+    async fn entries(&self, name: &str, key: &str, end: u64) -> Result<Vec<Entry>, BrokerError> {
+        let of_queue = name.ends_with(":cx") && key.starts_with("gcp.sub.");
+        let (mut entries, mut from) = (Vec::new(), String::from("-"));
+        loop {
+            let mut range = cmd("XRANGE");
+            range.arg(name).arg(&from).arg("+").arg("COUNT").arg(PAGE);
+            let rows = array(self.shards.call(slot_of(key), &Request::One(range)).await?)?;
+            for row in &rows {
+                let (id, entry) = Entry::read(row, of_queue)?;
+                if entry.sequence >= end {
+                    return Ok(entries);
+                }
+                from = format!("({id}");
+                entries.push(entry);
+            }
+            if rows.len() < PAGE {
+                return Ok(entries);
+            }
+        }
+    }
+
+    /// The part of a topic's log that satisfies `wanted`, without what the queue's filter left out.
+    async fn log_since(&self, topic: &str, queue: u64, wanted: impl Fn(&Entry, u64) -> bool) -> Result<Vec<Source>, BrokerError> {
+        let now = self.now_ms();
+        let entries = self.entries(&format!("{topic}:cx"), topic, NEVER).await?;
+        let chosen = entries.into_iter().filter(|entry| wanted(entry, now)).map(|entry| {
+            let left_out: HashSet<u16> = entry.left_out(queue).into_iter().collect();
+            Source { indexes: (0..entry.count).filter(|index| !left_out.contains(index)).collect(), entry }
+        });
+        Ok(chosen.filter(|source| !source.indexes.is_empty()).collect())
+    }
+
+    /// The message ids of a chunk, in order.
+    async fn ids(&self, key: &str, entry: &Entry) -> Result<Vec<u64>, BrokerError> {
+        if !entry.has_gaps() {
+            return Ok((entry.first_id..entry.first_id + u64::from(entry.count)).collect());
+        }
+        let count = usize::from(entry.count);
+        let mut get = cmd("GETRANGE");
+        get.arg(entry.payload_key(key)).arg(count * 4).arg(count * 6 - 1);
+        let values = self.shards.call(slot_of(key), &Request::One(get)).await?;
+        let table = values.first().map(bytes).transpose()?.unwrap_or_default();
+        Ok(table.chunks_exact(2).map(|b| entry.first_id + u64::from(u16::from_le_bytes([b[0], b[1]]))).collect())
+    }
+
+    async fn survey(&self, queue: &QueueView, pin: bool) -> Result<Survey, BrokerError> {
+        let call = |call: &mut Cmd, _| {
+            call.arg(u8::from(pin));
+        };
+        Survey::read(&self.on_queue(queue, "landline_survey", call).await?)
+    }
+
+    async fn carry_out_plan(self: &Arc<Self>, queue: &QueueView, topic: &str, wanted: Wanted) -> Result<(), BrokerError> {
+        let survey = self.survey(queue, false).await?;
+        let now = self.now_ms();
+        // In the order of the message ids, so that the queue is again in the order of publishing.
+        let mut steps: BTreeMap<(u64, u8, u64), Vec<u8>> = BTreeMap::new();
+        let mut own = HashSet::new();
+        for entry in self.entries(&format!("{}:cx", queue.key), &queue.key, survey.next_seq).await? {
+            let ids = self.ids(&queue.key, &entry).await?;
+            let kept = survey.retain && entry.publish_ms + survey.retention_ms > now;
+            let wants = |index: u16, id: u64| match &wanted.target {
+                Target::Time(time_ms) => {
+                    let eligible =
+                        if kept { !survey.is_gone(entry.sequence, index) } else { survey.is_unacked(entry.sequence, index) };
+                    entry.publish_ms >= *time_ms && eligible
+                }
+                Target::Snapshot { held, boundary } => id > *boundary || held.contains(&id),
+            };
+            let masked: Vec<u16> =
+                (0..entry.count).zip(&ids).filter(|(index, id)| !wants(*index, **id)).map(|(i, _)| i).collect();
+            own.extend((0..entry.count).zip(&ids).filter(|(index, id)| wants(*index, **id)).map(|(_, id)| *id));
+            if masked.len() == usize::from(entry.count) && !survey.retain {
+                continue;
+            }
+            let mut step = vec![b'K'];
+            step.extend_from_slice(&entry.sequence.to_le_bytes());
+            step.push(if masked.is_empty() {
+                b'n'
+            } else if survey.retain {
+                b'm'
+            } else {
+                b'g'
+            });
+            if !masked.is_empty() {
+                Set::from_sorted(&masked).write(&mut step);
+            }
+            steps.insert((entry.first_id, 0, entry.sequence), step);
+        }
+        for sources in wanted.sources.chunks(COPY_BATCH) {
+            self.copy_in(queue, topic, sources, &mut own, &mut steps).await?;
+        }
+        let plan = format!("{:016x}", rand::random::<u64>());
+        let name = format!("{}:sg:{plan}", queue.key);
+        let list: Vec<Vec<u8>> = std::iter::once(vec![b'N']).chain(steps.into_values()).collect();
+        for part in list.chunks(PAGE) {
+            let mut push = cmd("RPUSH");
+            push.arg(&name);
+            for step in part {
+                push.arg(step.as_slice());
+            }
+            let mut expire = cmd("PEXPIRE");
+            expire.arg(&name).arg(PLAN_LIFE_MS);
+            self.shards.call(queue.slot, &Request::Atomic(vec![push, expire])).await?;
+        }
+        let floor = if let Target::Time(time_ms) = wanted.target { Some(time_ms).filter(|t| *t > now).unwrap_or(0) } else { 0 };
+        let call = |call: &mut Cmd, _| {
+            call.arg(survey.next_seq).arg(floor.min(NEVER)).arg(&plan);
+        };
+        self.on_queue(queue, "landline_seek_plan", call).await.map(drop)
+    }
+
+    /// Copies what the queue lacks into its slot and adds it to the plan.
+    async fn copy_in(
+        &self,
+        queue: &QueueView,
+        topic: &str,
+        sources: &[Source],
+        own: &mut HashSet<u64>,
+        steps: &mut BTreeMap<(u64, u8, u64), Vec<u8>>,
+    ) -> Result<(), BrokerError> {
+        let mut writes = Vec::new();
+        for (source, chunk) in sources.iter().zip(self.chunks(topic, sources.iter().map(|s| &s.entry)).await?) {
+            let Some(chunk) = chunk else { continue };
+            let missing: Vec<u16> = source.indexes.iter().copied().filter(|index| own.insert(chunk.id(*index))).collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let id = self.payload_id();
+            let part = chunk.part(id, &missing);
+            let mut set = cmd("SET");
+            set.arg(format!("{}:p:{id:016x}", queue.key)).arg(part.payload.as_slice()).arg("PX").arg(PLAN_LIFE_MS);
+            writes.push(set);
+            let mut step = vec![b'I'];
+            step.extend_from_slice(&source.entry.first_id.to_le_bytes());
+            step.extend_from_slice(&source.entry.publish_ms.to_le_bytes());
+            step.extend_from_slice(&part.description);
+            steps.insert((source.entry.first_id, 1, id), step);
+        }
+        if !writes.is_empty() {
+            self.shards.call(queue.slot, &Request::Many(writes)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads whole chunks; nothing stands for one that is gone.
+    async fn chunks<'a>(
+        &self,
+        key: &str,
+        entries: impl Iterator<Item = &'a Entry> + Clone,
+    ) -> Result<Vec<Option<Chunk>>, BrokerError> {
+        let gets: Vec<Cmd> = entries
+            .clone()
+            .map(|entry| {
+                let mut get = cmd("GET");
+                get.arg(entry.payload_key(key));
+                get
+            })
+            .collect();
+        if gets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let values = self.shards.call(slot_of(key), &Request::Many(gets)).await?;
+        let read = values.into_iter().zip(entries).map(|(value, entry)| match value {
+            Value::BulkString(payload) => Chunk::read(entry, Bytes::from(payload)).map(Some),
+            _ => Ok(None),
+        });
+        read.collect()
+    }
+
+    /// Copies a queue's unacknowledged messages.
+    pub async fn take_snapshot(self: &Arc<Self>, snapshot: u64, queue: &QueueRef) -> Result<(), BrokerError> {
+        let (topic, _) = self.topic_of(queue).await?.ok_or(BrokerError::Gone)?;
+        let view = self.queue(queue);
+        let id = format!("{snapshot:x}");
+        let name = format!("{topic}:sn:{id}");
+        let opened = self
+            .on_topic(&topic, "landline_open_snapshot", |call| {
+                call.arg(&id);
+            })
+            .await?;
+        let boundary = opened.first().map(bytes).transpose()?.and_then(|t| std::str::from_utf8(t).ok()?.parse::<u64>().ok());
+        let boundary = boundary.ok_or_else(|| BrokerError::Damaged("a snapshot has no boundary".into()))?;
+        let survey = self.survey(&view, true).await?;
+        let copied = self.copy_out(&view, &topic, &name, &survey, boundary).await;
+        self.on_queue(&view, "landline_release_pin", |_, _| {}).await?;
+        copied?;
+        self.barrier(slot_of(&topic), &topic).await
+    }
+
+    async fn copy_out(
+        &self,
+        queue: &QueueView,
+        topic: &str,
+        name: &str,
+        survey: &Survey,
+        boundary: u64,
+    ) -> Result<(), BrokerError> {
+        // What an attempt that was broken off left.
+        let mut clear = cmd("UNLINK");
+        clear.arg(name);
+        self.shards.call(slot_of(topic), &Request::One(clear)).await?;
+        let mut wanted = Vec::new();
+        for entry in self.entries(&format!("{}:cx", queue.key), &queue.key, survey.next_seq).await? {
+            if entry.first_id > boundary {
+                continue; // in the topic's log
+            }
+            let indexes: Vec<u16> = (0..entry.count).filter(|index| survey.is_unacked(entry.sequence, *index)).collect();
+            if !indexes.is_empty() {
+                wanted.push(Source { entry, indexes });
+            }
+        }
+        for sources in wanted.chunks(COPY_BATCH) {
+            let mut writes = Vec::new();
+            for (source, chunk) in sources.iter().zip(self.chunks(&queue.key, sources.iter().map(|s| &s.entry)).await?) {
+                let Some(chunk) = chunk else { continue };
+                let id = self.payload_id();
+                let part = chunk.part(id, &source.indexes);
+                let mut set = cmd("SET");
+                set.arg(format!("{topic}:p:{id:016x}")).arg(part.payload.as_slice());
+                let mut add = cmd("XADD");
+                add.arg(name).arg("*").arg("d").arg(source.entry.describe(&part));
+                writes.extend([set, add]);
+            }
+            if !writes.is_empty() {
+                self.shards.call(slot_of(topic), &Request::Atomic(writes)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a snapshot, and what the topic kept only for it.
+    pub async fn drop_snapshot(self: &Arc<Self>, snapshot: u64, topic: &TopicRef) -> Result<(), BrokerError> {
+        let key = topic_key(topic);
+        loop {
+            let answer = self
+                .on_topic(&key, "landline_drop_snapshot", |call| {
+                    call.arg(format!("{snapshot:x}"));
+                })
+                .await?;
+            if !matches!(answer.first(), Some(Value::Int(1))) {
+                break;
+            }
+        }
+        self.purge_later(key);
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! Several nodes on one server behave as one service.
+
+use super::*;
+
+/// A second node on the same data and clock.
+async fn second(rig: &Rig, url: &str) -> Rig {
+    let options = Options { set_clock: Some(rig.clock.clone()), ..Options::default() };
+    let broker = Redis::start(url, options).await.unwrap();
+    Rig { broker, clock: rig.clock.clone(), topic: rig.topic.clone(), versions: rig.versions.clone() }
+}
+
+async fn pair() -> (Rig, Rig) {
+    let url = server::empty_database();
+    let a = Rig::on(&url, None).await;
+    let b = second(&a, &url).await;
+    (a, b)
+}
+
+#[tokio::test]
+async fn a_settlement_on_another_node_frees_the_budget_of_the_session_that_has_the_message() {
+    let (mut a, b) = pair().await;
+    let queue = a.queue(1, |_| {}).await;
+    let session = a.session(&queue);
+    a.publish(&["one", "two", "three"]).await;
+    let leased = a.lease(&queue, &session, 3).await;
+    assert_eq!(session.outstanding_messages(), 3);
+    assert_eq!(b.ack(&queue, &leased[..1]).await, [Outcome::Done]);
+    eventually("the credit", async || session.outstanding_messages() == 2).await;
+    b.modify(&queue, &leased[1..2], 0).await;
+    b.broker.release(&queue, &[leased[2].token]).await.unwrap();
+    eventually("the credit", async || session.outstanding_messages() == 0 && session.outstanding_bytes() == 0).await;
+    let mut again = b.texts(&queue, 5).await;
+    again.sort();
+    assert_eq!(again, ["three", "two"]);
+}
+
+#[tokio::test]
+async fn a_publish_on_one_node_wakes_a_session_on_another_and_no_more_than_needed() {
+    let (mut a, b) = pair().await;
+    let queue = a.queue(1, |_| {}).await;
+    let sessions: Vec<_> = (0..3).map(|_| b.session(&queue)).collect();
+    for session in &sessions {
+        session.woken().await;
+        assert!(b.lease(&queue, session, 5).await.is_empty());
+    }
+    a.publish(&["m"]).await;
+    let wait = sessions.iter().map(|s| Box::pin(s.woken()));
+    let ((), first, rest) = tokio::time::timeout(Duration::from_secs(5), futures::future::select_all(wait)).await.unwrap();
+    assert_eq!(b.lease(&queue, &sessions[first], 5).await.len(), 1);
+    for other in rest {
+        assert!(futures::FutureExt::now_or_never(other).is_none(), "one message wakes one session");
+    }
+}
+
+#[tokio::test]
+async fn a_queue_made_on_one_node_gets_what_is_published_on_another_afterwards() {
+    let (mut a, b) = pair().await;
+    let stale = b.broker.route(&b.topic).await.unwrap();
+    let mut events = b.broker.events();
+    let queue = a.queue(1, |_| {}).await;
+    let message = EncodedMessage::encode(b"m", [], "");
+    let append =
+        Append { topic: b.topic.clone(), messages: vec![message.clone()], targets: Vec::new(), route_version: stale.version };
+    assert_eq!(b.broker.append(append).await, Err(BrokerError::Stale));
+    b.append(vec![message], Vec::new()).await.unwrap();
+    assert_eq!(a.texts(&queue, 5).await, ["m"]);
+    let told =
+        async { while events.recv().await.unwrap() != (Event::RecordChanged { kind: Kind::Subscription, name: "s1".into() }) {} };
+    tokio::time::timeout(Duration::from_secs(1), told).await.unwrap();
+}
+
+#[tokio::test]
+async fn ordering_and_the_inflight_cap_hold_over_nodes() {
+    let (mut a, b) = pair().await;
+    let queue = a.queue(1, |c| c.ordered = true).await;
+    a.publish_keyed(&[("k1", "k"), ("k2", "k"), ("free1", ""), ("free2", "")]).await;
+    let (here, there) = (a.session(&queue), b.session(&queue));
+    assert_eq!(a.lease(&queue, &here, 1).await.iter().map(text).collect::<Vec<_>>(), ["k1"]);
+    let request = LeaseRequest { max_inflight: 2, ..lease_request(&queue, &there, 5) };
+    let leased = b.broker.lease(request.clone()).await.unwrap();
+    assert_eq!(leased.iter().map(text).collect::<Vec<_>>(), ["free1"]);
+    assert!(b.broker.lease(request).await.unwrap().is_empty());
+    assert_eq!(a.lease(&queue, &here, 1).await.iter().map(text).collect::<Vec<_>>(), ["k2"]);
+}
+
+#[tokio::test]
+async fn a_record_is_changed_once_by_whoever_comes_first() {
+    let (a, b) = pair().await;
+    let make = |rig: &Rig| {
+        let broker = rig.broker.clone();
+        async move { broker.change(change(Kind::Schema, "schema", Expect::Absent, true, Effect::None)).await }
+    };
+    let (one, two) = tokio::join!(make(&a), make(&b));
+    let version = one.clone().or(two.clone()).unwrap();
+    assert!(one == Err(BrokerError::Conflict(version)) || two == Err(BrokerError::Conflict(version)), "{one:?} {two:?}");
+    let drop = change(Kind::Schema, "schema", Expect::Version(version), false, Effect::None);
+    let gone = a.broker.change(drop).await.unwrap();
+    assert!(gone > version);
+    assert_eq!(b.broker.get(Kind::Schema, "schema").await.unwrap(), None);
+    assert!(make(&b).await.unwrap() > gone);
+}
+
+#[tokio::test]
+async fn records_are_listed_in_the_order_of_their_names() {
+    let (a, b) = pair().await;
+    for name in ["projects/a/topics/x1", "projects/a/topics/x2", "projects/a/topics/X3", "projects/b/topics/x1"] {
+        a.broker.change(change(Kind::Topic, name, Expect::Absent, true, Effect::None)).await.unwrap();
+    }
+    let names = |records: Vec<Record>| records.into_iter().map(|r| r.name).collect::<Vec<_>>();
+    let list = async |prefix: &str, after: &str, limit| names(b.broker.list(Kind::Topic, prefix, after, limit).await.unwrap());
+    let all = ["projects/a/topics/X3", "projects/a/topics/x1", "projects/a/topics/x2"];
+    assert_eq!(list("projects/a/", "", 10).await, all);
+    assert_eq!(list("projects/a/", "", 2).await, all[..2]);
+    assert_eq!(list("projects/a/", all[0], 10).await, all[1..]);
+    assert_eq!(list("", all[2], 1).await, ["projects/b/topics/x1"]);
+    assert!(b.broker.list(Kind::Snapshot, "", "", 10).await.unwrap().is_empty());
+}

@@ -1,0 +1,204 @@
+//! Lost connections, lost data, and servers that are not fit.
+
+use super::{server::Server, *};
+
+async fn start(url: &str) -> Result<Arc<Redis>, BrokerError> {
+    Redis::start(url, Options::default()).await
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_told_soon_and_used_again_when_it_is_back() {
+    let mut server = Server::start(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    rig.publish(&["a", "b"]).await;
+    let session = rig.session(&queue);
+    let leased = rig.lease(&queue, &session, 1).await;
+    let mut events = rig.broker.events();
+    server.kill();
+    let begun = std::time::Instant::now();
+    assert!(matches!(rig.broker.stats(&queue).await, Err(BrokerError::Unavailable(_))));
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(matches!(rig.broker.ready().await, Err(BrokerError::Unavailable(_))));
+    server.start_again();
+    eventually("recovery", async || rig.broker.ready().await.is_ok()).await;
+    while events.recv().await.unwrap() != Event::Reset {}
+    assert_eq!(session.outstanding_messages(), 1, "nothing was lost, so the lease is still good");
+    assert_eq!(rig.ack(&queue, &leased).await, [Outcome::Done]);
+    eventually("the credit", async || session.outstanding_messages() == 0).await;
+    assert_eq!(rig.texts(&queue, 5).await, ["b"]);
+}
+
+#[tokio::test]
+async fn leases_are_given_back_when_the_server_lost_data() {
+    let mut server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |c| c.exactly_once = true).await;
+    rig.publish(&["a", "b"]).await;
+    let session = rig.session(&queue);
+    let leased = rig.lease(&queue, &session, 1).await;
+    let _: String = server.command(0, &["SAVE"]);
+    let lost = rig.lease(&queue, &session, 1).await;
+    assert_eq!(lost.len(), 1);
+    server.kill();
+    server.start_again();
+    eventually("recovery", async || rig.broker.ready().await.is_ok()).await;
+    let mut again = Vec::new();
+    eventually("both messages", async || {
+        again.extend(rig.broker.lease(lease_request(&queue, &Session::new(next_session_id()), 5)).await.unwrap_or_default());
+        again.len() == 2
+    })
+    .await;
+    assert_eq!(rig.ack(&queue, &leased).await, [Outcome::Invalid]);
+    assert_eq!(rig.ack(&queue, &lost).await, [Outcome::Invalid]);
+    assert!(again.iter().all(|l| l.token.lease > lost[0].token.lease));
+    assert_eq!(rig.ack(&queue, &again).await, [Outcome::Done; 2]);
+    eventually("the credit", async || session.outstanding_messages() == 0).await;
+}
+
+#[tokio::test]
+async fn a_publish_during_a_short_stop_is_stored_once() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    server.pause(true);
+    let publishes = futures::future::join_all((0..20).map(|n| {
+        let append = Append {
+            topic: rig.topic.clone(),
+            messages: vec![EncodedMessage::encode(format!("m{n:02}").as_bytes(), [], "")],
+            targets: vec![Target { queue: queue.clone(), filtered: Vec::new() }],
+            route_version: 2,
+        };
+        rig.broker.append(append)
+    }));
+    let resume = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // Connections break while the server stands still: what was sent may have arrived.
+        server.pause(false);
+        let _: i64 = server.command(0, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    };
+    let (results, ()) = tokio::join!(publishes, resume);
+    let stored = results.iter().filter(|r| r.is_ok()).count();
+    let mut texts = Vec::new();
+    eventually("the messages", async || {
+        texts.extend(
+            rig.broker
+                .lease(lease_request(&queue, &Session::new(next_session_id()), 50))
+                .await
+                .unwrap_or_default()
+                .iter()
+                .map(text),
+        );
+        texts.len() >= stored
+    })
+    .await;
+    let count = texts.len();
+    texts.sort();
+    texts.dedup();
+    assert_eq!(texts.len(), count, "nothing is stored twice");
+    assert!(count >= stored);
+}
+
+#[tokio::test]
+async fn a_lease_that_nobody_received_comes_again_uncounted() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |c| c.max_delivery_attempts = Some(5)).await;
+    rig.publish(&["m"]).await;
+    let session = rig.session(&queue);
+    server.pause(true);
+    let dropped = tokio::time::timeout(Duration::from_millis(50), rig.lease(&queue, &session, 1)).await;
+    assert!(dropped.is_err());
+    server.pause(false);
+    let mut again = Vec::new();
+    eventually("the message", async || {
+        again = rig.pull(&queue, 1).await;
+        !again.is_empty()
+    })
+    .await;
+    assert_eq!((again[0].token.attempt, again[0].delivery_attempt), (1, 1));
+    assert_eq!(session.outstanding_messages(), 0);
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_messages_and_still_settles() {
+    let server = Server::start(&["--maxmemory", "8mb"]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    let big = EncodedMessage::encode(&vec![b'x'; 500_000], [], "");
+    let mut refused = None;
+    for _ in 0..40 {
+        if let Err(e) = rig.append(vec![big.clone()], Vec::new()).await {
+            refused = Some(e);
+            break;
+        }
+    }
+    assert!(matches!(refused, Some(BrokerError::Full(_))), "{refused:?}");
+    let leased = rig.pull(&queue, 100).await;
+    assert!(rig.ack(&queue, &leased).await.iter().all(|o| *o == Outcome::Done));
+    rig.append(vec![big], Vec::new()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unfit_server_is_refused_at_the_start_with_the_reason() {
+    let evicting = Server::start(&["--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"]);
+    let refused = start(&evicting.url(0)).await.err().unwrap().to_string();
+    assert!(refused.contains("must be noeviction"), "{refused}");
+    let server = Server::start(&[]);
+    let options = Options { durability: Durability::Fsync, ..Options::default() };
+    let refused = Redis::start(&server.url(0), options).await.err().unwrap().to_string();
+    assert!(refused.contains("needs appendonly yes and appendfsync always"), "{refused}");
+    let nobody = format!("redis://127.0.0.1:{}", server::free_port());
+    assert!(matches!(start(&nobody).await, Err(BrokerError::Unavailable(_))));
+}
+
+#[tokio::test]
+async fn data_of_a_newer_format_is_refused() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    let _: i64 = server.command(0, &["HSET", "gcp.sub.{p/s1}:1", "v", "2"]);
+    assert!(matches!(rig.broker.stats(&queue).await, Err(BrokerError::Damaged(_))));
+    let newer = "#!lua name=landline\nredis.register_function{function_name='landline_version',callback=function() return '9.0' end,flags={'no-writes'}}";
+    let _: String = server.command(0, &["FUNCTION", "LOAD", "REPLACE", newer]);
+    assert!(matches!(start(&server.url(0)).await, Err(BrokerError::Damaged(_))));
+}
+
+#[tokio::test]
+async fn an_expiry_is_noticed_within_a_quarter_second_without_any_call() {
+    let server = Server::start(&[]);
+    let broker = start(&server.url(0)).await.unwrap();
+    let clock = Arc::new(AtomicU64::new(0));
+    let topic = TopicRef { channel: "p/topic".into(), incarnation: 1 };
+    let effect = Effect::OpenTopic(TopicConfig { topic: topic.clone(), retention_ms: None });
+    broker.change(change(Kind::Topic, "topic", Expect::Absent, true, effect)).await.unwrap();
+    let mut rig = Rig { broker, clock, topic, versions: HashMap::new() };
+    let queue = rig.queue(1, |_| {}).await;
+    rig.publish(&["m"]).await;
+    let (first, second) = (rig.session(&queue), rig.session(&queue));
+    let request = LeaseRequest { deadline_ms: 400, ..lease_request(&queue, &first, 1) };
+    let leased = rig.broker.lease(request).await.unwrap();
+    second.woken().await;
+    assert!(rig.lease(&queue, &second, 1).await.is_empty());
+    tokio::time::timeout(Duration::from_secs(5), second.woken()).await.unwrap();
+    let late = rig.broker.now_ms() as i64 - leased[0].deadline_at_ms as i64;
+    assert!((-20..=250).contains(&late), "noticed {late} ms after the deadline");
+    assert_eq!(first.outstanding_messages(), 0);
+    assert_eq!(rig.lease(&queue, &second, 1).await[0].token.attempt, 2);
+}
+
+#[tokio::test]
+async fn a_change_that_a_dead_node_left_behind_is_completed() {
+    let server = Server::start(&[]);
+    let rig = Rig::on(&server.url(0), None).await;
+    // What a node leaves that dies right after it noted the change.
+    let engine = &rig.broker.engine;
+    let config = rig.config(1);
+    engine.leave_behind(Kind::Subscription, "s1", &Effect::OpenQueue(config.clone())).await;
+    assert_eq!(rig.broker.get(Kind::Subscription, "s1").await.unwrap(), None);
+    let late = change(Kind::Subscription, "s1", Expect::Absent, true, Effect::OpenQueue(config.clone()));
+    assert!(matches!(rig.broker.change(late).await, Err(BrokerError::Conflict(_))));
+    assert!(rig.broker.get(Kind::Subscription, "s1").await.unwrap().is_some());
+    rig.publish(&["m"]).await;
+    assert_eq!(rig.texts(&config.queue, 5).await, ["m"]);
+}
