@@ -54,7 +54,11 @@ pub async fn check(connection: &mut MultiplexedConnection, server: &str, durabil
             tracing::warn!(server, "appendonly is no: messages are lost when this Redis stops");
         }
         (Durability::AsConfigured, Some(_), Some(sync)) if sync != "always" => {
-            tracing::warn!(server, appendfsync = sync, "confirmed messages of the last moments are lost when this Redis's machine fails");
+            tracing::warn!(
+                server,
+                appendfsync = sync,
+                "confirmed messages of the last moments are lost when this Redis's machine fails"
+            );
         }
         _ => {}
     }
