@@ -140,6 +140,9 @@ impl Rig {
     }
 }
 
+/// What XREADGROUP answers: stream, then id and fields of each message.
+type Rows = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
+
 /// The same with a stream and a consumer group, pipelined by batch.
 async fn stream_cycle(server: &Server, batch: usize) -> Result<(), Failure> {
     let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
@@ -154,7 +157,7 @@ async fn stream_cycle(server: &Server, batch: usize) -> Result<(), Failure> {
         pipe.exec_async(&mut connection).await?;
         let mut read = redis::cmd("XREADGROUP");
         read.arg("GROUP").arg("g").arg("c").arg("COUNT").arg(batch).arg("STREAMS").arg("s").arg(">");
-        let rows: Vec<(String, Vec<(String, Vec<Vec<u8>>)>)> = read.query_async(&mut connection).await?;
+        let rows: Rows = read.query_async(&mut connection).await?;
         let ids: Vec<String> = rows.into_iter().flat_map(|(_, rows)| rows).map(|(id, _)| id).collect();
         let mut pipe = redis::pipe();
         pipe.cmd("XACK").arg("s").arg("g").arg(&ids).ignore().cmd("XDEL").arg("s").arg(&ids).ignore();

@@ -177,7 +177,7 @@ impl Address {
         if !addr.is_supported() {
             return Err(refuse("TLS to Redis is not built in"));
         }
-        let info = addr.into_connection_info().map_err(|e| refuse(e))?;
+        let info = addr.into_connection_info().map_err(refuse)?;
         let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
         Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
     }

@@ -7,6 +7,8 @@ mod nodes;
 mod server;
 mod trouble;
 
+// The very tests of the embedded engine: both must keep the same promises.
+#[allow(clippy::duplicate_mod)]
 #[path = "../embedded/tests/promises.rs"]
 mod promises;
 
