@@ -90,7 +90,7 @@ impl Redis {
     async fn start(url: &str, options: Options) -> Result<Arc<Self>, BrokerError> {
         let (told, happened) = mpsc::unbounded_channel();
         let shards = Shards::open(Address::parse(url)?, options.durability, told).await?;
-        let engine = Arc::new(Engine::new(shards, options.durability, options.set_clock));
+        let engine = Engine::new(shards, options.durability, options.set_clock);
         engine.learn_time().await?;
         background::start(&engine, happened);
         Ok(Arc::new(Self { engine }))

@@ -29,8 +29,8 @@ const BATCH: usize = 16;
 /// Subscriptions whose dead letters are forwarded at the same time.
 const CONCURRENCY: usize = 8;
 /// How long the broker gives a dead letter to nobody else. Much longer than a publish takes, because a letter that is given
-/// to two nodes is forwarded twice.
-const HOLD: Duration = Duration::from_secs(60);
+/// to two nodes is forwarded twice; what a node held that died waits this long.
+const HOLD: Duration = Duration::from_secs(20);
 /// All subscriptions are looked at this often, in case an event was lost with the node it was meant for.
 const REVIEW: Duration = Duration::from_secs(300);
 /// Records read at a time.

@@ -17,7 +17,7 @@ use crate::{
         stream::{acks, deadlines},
         wait::SOON,
     },
-    for_durable_backends, for_every_backend, for_one_backend,
+    for_durable_backends, for_every_backend, for_one_backend, for_two_nodes,
 };
 
 for_every_backend!(
@@ -31,6 +31,8 @@ for_every_backend!(
 );
 for_one_backend!(a_failure_of_many_ids_fits_the_trailers, switching_exactly_once_changes_what_an_old_id_does);
 for_durable_backends!(a_confirmed_ack_is_final_across_a_crash);
+for_two_nodes!(the_node_scope_refuses_ids_of_other_nodes);
+
 const PERMANENT: &str = "PERMANENT_FAILURE_INVALID_ACK_ID";
 
 fn once(s: &mut Subscription) {
@@ -316,4 +318,18 @@ async fn a_confirmed_ack_is_final_across_a_crash(backend: Backend) {
         api.ack(&subscription, &received).await;
         api.assert_drained(&topic, &subscription).await;
     }
+}
+
+/// CONNECTORS_GCP_EXACTLY_ONCE_SCOPE=node
+async fn the_node_scope_refuses_ids_of_other_nodes(backend: Backend) {
+    let fixture = Fixture::start_with(backend, &[("EXACTLY_ONCE_SCOPE", "node")]).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(once).await;
+    let (here, there) = (fixture.api_of_node(0, &api).await, fixture.api_of_node(1, &api).await);
+    api.publish_texts(&topic, &["m1"]).await;
+    let received = here.pull(&subscription, 1).await;
+    failures(&there.failure(acknowledge(&subscription, &received)).await);
+    failures(&there.failure(modify(&subscription, &received, 30)).await);
+    here.extend(&subscription, &received, 30).await;
+    here.ack(&subscription, &received).await;
 }

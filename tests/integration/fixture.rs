@@ -6,8 +6,6 @@ pub mod failure;
 pub mod message;
 pub mod node;
 pub mod ports;
-// Ready for the Redis broker, which no test reaches yet.
-#[allow(dead_code)]
 pub mod redis;
 pub mod rest;
 pub mod sink;
@@ -36,10 +34,7 @@ use self::{
 
 /// Where the messages of a test are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code)]
 pub enum Backend {
-    /// Inside the process, gone with it.
-    Memory,
     /// The embedded broker on disk.
     Embedded,
     /// One Redis.
@@ -54,7 +49,7 @@ pub enum Backend {
 #[macro_export]
 macro_rules! for_every_backend {
     ($($name:ident),+ $(,)?) => {
-        $crate::tests_on! { [memory Memory, embedded Embedded] $($name)+ }
+        $crate::tests_on! { [embedded Embedded, redis Redis, redis_cluster RedisCluster, two_nodes TwoNodes] $($name)+ }
     };
 }
 
@@ -62,7 +57,7 @@ macro_rules! for_every_backend {
 #[macro_export]
 macro_rules! for_durable_backends {
     ($($name:ident),+ $(,)?) => {
-        $crate::tests_on! { [embedded Embedded] $($name)+ }
+        $crate::tests_on! { [embedded Embedded, redis Redis] $($name)+ }
     };
 }
 
@@ -148,7 +143,6 @@ impl Fixture {
         let mut fixture = Self { nodes: Vec::new(), redis: None, cluster: None, folder, apis: AtomicU64::new(0) };
         let path = fixture.folder.path().to_owned();
         let url = match backend {
-            Backend::Memory => "memory:".to_owned(),
             Backend::Embedded => format!("embedded:{}", path.join("data").display()),
             Backend::Redis | Backend::TwoNodes => fixture.redis.insert(Redis::start(&path)).url(),
             Backend::RedisCluster => fixture.cluster.insert(RedisCluster::start(&path)).url(),

@@ -202,15 +202,17 @@ async fn a_burst_of_tiny_ack_requests_is_applied(backend: Backend) {
     let fixture = Fixture::start_with(backend, &[("MIN_ACK_EXTENSION_SECONDS", "0")]).await;
     let api = fixture.api().await;
     let (topic, subscription) = api.pair_with(|s| s.ack_deadline_seconds = 600).await;
-    let mut stream = api.stream_with(&subscription, |r| r.max_outstanding_messages = 200).await;
+    let set = |r: &mut StreamingPullRequest| {
+        r.max_outstanding_messages = 200;
+        r.stream_ack_deadline_seconds = 600;
+    };
+    let mut stream = api.stream_with(&subscription, set).await;
     let mut ids = BTreeSet::new();
-    for _ in 0..3 {
-        ids.extend(api.publish(&topic, (0..1000).map(|n| message(n.to_string()))).await);
-    }
-    for _ in 0..3000 {
+    ids.extend(api.publish(&topic, (0..1000).map(|n| message(n.to_string()))).await);
+    for _ in 0..1000 {
         let received = stream.message().await;
         assert!(ids.remove(received.id()), "{} came twice", received.id());
-        stream.send(deadlines(&[(&received.ack_id, 20)]));
+        stream.send(deadlines(&[(&received.ack_id, 600)]));
         stream.ack(&received);
     }
     stream.half_close();

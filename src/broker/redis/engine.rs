@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -87,6 +87,7 @@ pub struct Engine {
     latest_ms: AtomicU64,
     next_payload: AtomicU64,
     next_publish: AtomicU64,
+    this: Weak<Self>,
 }
 
 fn local_ms() -> i64 {
@@ -116,10 +117,10 @@ pub fn array(mut values: Vec<Value>) -> Result<Vec<Value>, BrokerError> {
 }
 
 impl Engine {
-    pub fn new(shards: Arc<Shards>, durability: Durability, set_clock: Option<Arc<AtomicU64>>) -> Self {
+    pub fn new(shards: Arc<Shards>, durability: Durability, set_clock: Option<Arc<AtomicU64>>) -> Arc<Self> {
         // The first half of a payload id is this process's own, so that ids of two nodes differ.
         let prefix = u64::from(rand::random::<u32>()) << 32;
-        Self {
+        Arc::new_cyclic(|this| Self {
             shards,
             durability,
             node: rand::random::<u32>().max(1).to_le_bytes(),
@@ -133,7 +134,8 @@ impl Engine {
             latest_ms: AtomicU64::new(0),
             next_payload: AtomicU64::new(prefix),
             next_publish: AtomicU64::new(local_ms() as u64 * 1000),
-        }
+            this: this.clone(),
+        })
     }
 
     pub fn node_hex(&self) -> String {
@@ -250,8 +252,12 @@ impl Engine {
         self.observe(now);
         queue.saw(operation);
         self.arm(&queue.key, due);
-        if wakes > 0 {
-            queue.wake(wakes as usize);
+        if wakes > 0
+            && !queue.wake(wakes as usize)
+            && let (Some(this), Some(queue)) = (self.this.upgrade(), self.known_queue(&queue.key))
+        {
+            // The sessions that waited here have gone: somebody else should have the turn.
+            this.pass_on(queue);
         }
         if dead > 0 {
             let _ = self.events.send(Event::DeadLetters(queue.queue.clone()));

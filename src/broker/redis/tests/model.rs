@@ -223,7 +223,7 @@ async fn drain(rig: &Rig, queue: &QueueRef, mut account: Account, kinds: Kinds) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
     fn random_operations_keep_the_promises(

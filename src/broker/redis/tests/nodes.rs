@@ -53,6 +53,22 @@ async fn a_publish_on_one_node_wakes_a_session_on_another_and_no_more_than_neede
 }
 
 #[tokio::test]
+async fn a_turn_of_a_node_whose_sessions_have_gone_is_passed_on() {
+    let (mut a, b) = pair().await;
+    let queue = a.queue(1, |_| {}).await;
+    // The publisher's own node waits first, then nobody is there any more.
+    let gone = a.session(&queue);
+    assert!(a.lease(&queue, &gone, 5).await.is_empty());
+    let waits = b.session(&queue);
+    waits.woken().await;
+    assert!(b.lease(&queue, &waits, 5).await.is_empty());
+    a.broker.detach(&queue, &gone);
+    a.publish(&["m"]).await;
+    tokio::time::timeout(Duration::from_secs(5), waits.woken()).await.unwrap();
+    assert_eq!(b.lease(&queue, &waits, 5).await.len(), 1);
+}
+
+#[tokio::test]
 async fn a_queue_made_on_one_node_gets_what_is_published_on_another_afterwards() {
     let (mut a, b) = pair().await;
     let stale = b.broker.route(&b.topic).await.unwrap();

@@ -1,0 +1,182 @@
+//! Several servers on one store.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use landline::api::proto::pubsub::{DeadLetterPolicy, StreamingPullRequest};
+use tonic::Code;
+
+use crate::{
+    fixture::{
+        Api, Backend, Fixture, message,
+        message::{Build, texts},
+        wait::{SOON, assert_took},
+    },
+    for_two_nodes,
+};
+
+for_two_nodes!(
+    an_ack_through_another_node_counts_everywhere,
+    a_nack_through_another_node_redelivers_and_keeps_the_order,
+    a_key_stays_with_one_node_at_a_time,
+    changes_on_one_node_are_seen_on_the_other,
+    the_inflight_cap_holds_over_all_nodes,
+    a_dead_node_blocks_nobody,
+);
+
+async fn both(fixture: &Fixture, api: &Api) -> (Api, Api) {
+    (fixture.api_of_node(0, api).await, fixture.api_of_node(1, api).await)
+}
+
+/// C191
+async fn an_ack_through_another_node_counts_everywhere(backend: Backend) {
+    for exactly_once in [false, true] {
+        let fixture = Fixture::start(backend).await;
+        let api = fixture.api().await;
+        let (topic, subscription) = api
+            .pair_with(|s| {
+                s.enable_exactly_once_delivery = exactly_once;
+                s.ack_deadline_seconds = 600;
+            })
+            .await;
+        let (here, there) = both(&fixture, &api).await;
+        let set = |r: &mut StreamingPullRequest| {
+            r.max_outstanding_messages = 5;
+            r.stream_ack_deadline_seconds = 600;
+        };
+        let mut stream = here.stream_with(&subscription, set).await;
+        api.publish(&topic, (0..100).map(|n| message(n.to_string()))).await;
+        let mut seen = BTreeSet::new();
+        while seen.len() < 100 {
+            let received = stream.message().await;
+            assert!(seen.insert(received.id().to_owned()), "{} came twice", received.text());
+            there.extend(&subscription, [&received], 60).await;
+            there.ack(&subscription, [&received]).await;
+            // A repeat anywhere is fine.
+            here.ack(&subscription, [&received]).await;
+        }
+        drop(stream);
+        api.assert_drained(&topic, &subscription).await;
+    }
+}
+
+/// C191
+async fn a_nack_through_another_node_redelivers_and_keeps_the_order(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.enable_message_ordering = true).await;
+    let (here, there) = both(&fixture, &api).await;
+    let mut stream = here.stream_with(&subscription, |r| r.max_outstanding_messages = 1).await;
+    api.publish(&topic, (0..5).map(|n| message(n.to_string()).key("k"))).await;
+    for n in 0..5 {
+        for attempt in 0..2 {
+            let received = stream.message().await;
+            assert_eq!(received.text(), n.to_string());
+            if attempt == 0 {
+                there.nack(&subscription, [&received]).await;
+            } else {
+                there.ack(&subscription, [&received]).await;
+            }
+        }
+    }
+}
+
+/// C101 over nodes
+async fn a_key_stays_with_one_node_at_a_time(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.enable_message_ordering = true).await;
+    let (here, there) = both(&fixture, &api).await;
+    let mut first = here.stream(&subscription).await;
+    api.publish(&topic, [message("m1").key("k")]).await;
+    let held = first.message().await;
+    let mut second = there.stream(&subscription).await;
+    api.publish(&topic, [message("m2").key("k")]).await;
+    api.publish(&topic, [message("m3").key("k")]).await;
+    assert_eq!(texts(&first.messages(2).await), ["m2", "m3"]);
+    assert!(second.try_message(Duration::from_millis(300)).await.is_none());
+    assert_eq!(held.text(), "m1");
+    // The first node's client goes away; its leases end and the key moves over, in order.
+    drop(first);
+    for expected in ["m1", "m2", "m3"] {
+        let received = second.message_within(Duration::from_secs(20)).await;
+        assert_eq!(received.text(), expected);
+        second.ack(&received);
+    }
+}
+
+/// Resources, filters, policies and ends of subscriptions reach the other node at once.
+async fn changes_on_one_node_are_seen_on_the_other(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (here, there) = both(&fixture, &api).await;
+    for round in 0..10 {
+        let topic = here.create_topic(&format!("topic-{round}")).await;
+        let subscription = there.create_subscription(&format!("sub-{round}"), &topic).await;
+        // The publisher's node knows of the subscription that was made elsewhere just now.
+        here.publish_texts(&topic, &["m1"]).await;
+        assert_eq!(there.take(&subscription).await.text(), "m1");
+        let mut stream = there.stream_with(&subscription, |r| r.protocol_version = 1).await;
+        here.update_subscription(&subscription, &["enable_exactly_once_delivery"], |s| s.enable_exactly_once_delivery = true)
+            .await
+            .unwrap();
+        let until = Instant::now() + SOON;
+        loop {
+            stream.send(StreamingPullRequest::default());
+            let response = stream.response(SOON).await.unwrap().unwrap();
+            if response.subscription_properties.unwrap().exactly_once_delivery_enabled {
+                break;
+            }
+            assert!(Instant::now() < until, "the stream does not show the update of the other node");
+        }
+        here.delete_subscription(&subscription).await;
+        assert_eq!(stream.end_code().await, Code::NotFound);
+        here.delete_topic(&topic).await;
+        let publish = crate::fixture::api::publish_request(&topic, [message("x")]);
+        assert_eq!(there.fails(publish).await, Code::NotFound);
+    }
+}
+
+/// CONNECTORS_GCP_MAX_INFLIGHT_PER_SUBSCRIPTION counts the leases of all nodes.
+async fn the_inflight_cap_holds_over_all_nodes(backend: Backend) {
+    let fixture = Fixture::start_with(backend, &[("MAX_INFLIGHT_PER_SUBSCRIPTION", "6")]).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.ack_deadline_seconds = 600).await;
+    let (here, there) = both(&fixture, &api).await;
+    api.publish(&topic, (0..20).map(|n| message(n.to_string()))).await;
+    let mut received = here.pull(&subscription, 4).await;
+    received.extend(there.pull(&subscription, 2).await);
+    assert!(here.pull_now(&subscription, 10).await.is_empty());
+    assert!(there.pull_now(&subscription, 10).await.is_empty());
+    there.ack(&subscription, &received[..3]).await;
+    assert_eq!(here.pull(&subscription, 3).await.len(), 3);
+    assert!(there.pull_now(&subscription, 10).await.is_empty());
+}
+
+/// What a killed node had leased comes back on time through the other, with its attempt counted.
+async fn a_dead_node_blocks_nobody(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let dead = api.create_topic("dead").await;
+    let policy = DeadLetterPolicy { dead_letter_topic: dead, max_delivery_attempts: 5 };
+    let (topic, subscription) = api.pair_with(|s| s.dead_letter_policy = Some(policy)).await;
+    let (here, there) = both(&fixture, &api).await;
+    let mut stream = here.stream_with(&subscription, |r| r.max_outstanding_messages = 10).await;
+    api.publish(&topic, (0..10).map(|n| message(n.to_string()))).await;
+    let since = Instant::now();
+    let leased = stream.messages(10).await;
+    fixture.nodes[0].kill();
+    there.publish_texts(&topic, &["fresh"]).await;
+    let mut other = there.stream(&subscription).await;
+    assert_eq!(other.message().await.text(), "fresh");
+    let mut back = BTreeSet::new();
+    while back.len() < 10 {
+        let received = other.message_within(Duration::from_secs(20)).await;
+        assert_eq!(received.delivery_attempt, 2, "{}", received.text());
+        back.insert(received.id().to_owned());
+    }
+    assert_took(since, 9.5, 3.0, "the leases of the dead node");
+    assert_eq!(back, leased.iter().map(|r| r.id().to_owned()).collect());
+}

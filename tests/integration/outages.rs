@@ -1,0 +1,95 @@
+//! The store goes away and comes back.
+
+use std::time::Duration;
+
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+use crate::{
+    fixture::{
+        Backend, Fixture,
+        api::{channel, publish_request},
+        eventually, message,
+        message::texts,
+        wait::SOON,
+    },
+    for_redis,
+};
+
+for_redis!(
+    a_dead_redis_makes_the_server_unavailable_and_loses_nothing,
+    a_frozen_redis_makes_calls_fail_and_not_hang,
+    leases_stay_valid_across_a_restart_of_redis,
+);
+
+async fn serving(fixture: &Fixture) -> bool {
+    let mut client = HealthClient::new(channel(fixture.nodes[0].address));
+    let answer = client.check(HealthCheckRequest::default()).await.unwrap().into_inner();
+    answer.status == ServingStatus::Serving as i32
+}
+
+/// Rule of the connector: not ready means NOT_SERVING and UNAVAILABLE, nothing half done, and then as before.
+async fn a_dead_redis_makes_the_server_unavailable_and_loses_nothing(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair().await;
+    api.publish_texts(&topic, &["m1"]).await;
+    let mut stream = api.stream(&subscription).await;
+    let received = stream.message().await;
+    stream.ack(&received);
+    assert!(serving(&fixture).await);
+    fixture.redis.as_mut().unwrap().kill();
+    eventually("the health service says NOT_SERVING", SOON, async || !serving(&fixture).await).await;
+    assert_eq!(api.fails(publish_request(&topic, [message("lost")])).await, Code::Unavailable);
+    assert_eq!(api.fails(crate::fixture::api::pull(&subscription, 1)).await, Code::Unavailable);
+    fixture.redis.as_mut().unwrap().restart();
+    eventually("the health service says SERVING", SOON, async || serving(&fixture).await).await;
+    eventually("publishing works", SOON, async || api.call(publish_request(&topic, [message("m2")])).await.is_ok()).await;
+    // An open stream goes on, or was ended with UNAVAILABLE and its client opens the next.
+    let mut next = api.stream(&subscription).await;
+    drop(stream);
+    assert_eq!(next.message().await.text(), "m2");
+}
+
+/// Every call has its bound, also against a Redis that accepts and says nothing.
+async fn a_frozen_redis_makes_calls_fail_and_not_hang(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair().await;
+    fixture.redis.as_ref().unwrap().pause();
+    let publish =
+        crate::fixture::within(Duration::from_secs(30), "an answer", api.call(publish_request(&topic, [message("m1")])));
+    let failure = publish.await.unwrap_err();
+    assert!([Code::Unavailable, Code::DeadlineExceeded].contains(&failure.code), "{failure:?}");
+    eventually("the health service says NOT_SERVING", SOON, async || !serving(&fixture).await).await;
+    fixture.redis.as_ref().unwrap().resume();
+    eventually("the health service says SERVING", SOON, async || serving(&fixture).await).await;
+    eventually("publishing works", SOON, async || api.call(publish_request(&topic, [message("m2")])).await.is_ok()).await;
+    // What failed in doubt may have been stored; what was confirmed was.
+    let mut got = Vec::new();
+    while !got.contains(&"m2".to_owned()) {
+        let received = api.pull(&subscription, 1).await;
+        got.extend(texts(&received).into_iter().map(str::to_owned));
+        api.ack(&subscription, &received).await;
+    }
+}
+
+/// Redis kept its data, so leases are what they were.
+async fn leases_stay_valid_across_a_restart_of_redis(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api
+        .pair_with(|s| {
+            s.ack_deadline_seconds = 600;
+            s.enable_exactly_once_delivery = true;
+        })
+        .await;
+    api.publish(&topic, (0..10).map(|n| message(n.to_string()))).await;
+    let received = api.pull(&subscription, 10).await;
+    api.ack(&subscription, &received[..5]).await;
+    fixture.redis.as_mut().unwrap().restart();
+    eventually("the health service says SERVING", SOON, async || serving(&fixture).await).await;
+    assert!(api.pull_now(&subscription, 10).await.is_empty(), "acked or leased messages came again");
+    api.ack(&subscription, &received[5..]).await;
+    api.assert_drained(&topic, &subscription).await;
+}
