@@ -129,8 +129,9 @@ fn open(core: &Core, dispatch: &Dispatch, readiness: &Readiness) {
     let services = Services::default()
         .with(grpc::publisher(core.connector.clone()))
         .with(grpc::subscriber(core.connector.clone()))
-        .with(grpc::iam(core.connector.clone()))
-        .with(grpc::schemas(core.connector.clone()));
+        .with(grpc::iam(core.connector.clone()));
+    #[cfg(feature = "schemas")]
+    let services = services.with(grpc::schemas(core.connector.clone()));
     dispatch.open(services);
     readiness.open(core.broker.clone());
 }
