@@ -4,10 +4,15 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use super::types::LogError;
 
@@ -15,6 +20,10 @@ const LOCK: &str = "lock";
 const SUFFIX: &str = ".log";
 /// A segment that is not ready; one that a crash left behind is removed.
 const TEMPORARY_SUFFIX: &str = ".log.new";
+
+/// A process that is just ending may still write its last records; one that stays is reported after this time.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_POLL: Duration = Duration::from_millis(5);
 
 /// A locked directory.
 pub(super) struct Directory {
@@ -91,9 +100,12 @@ fn lock(directory: &Path) -> Result<File, LogError> {
     let path = directory.join(LOCK);
     let failed = |error: io::Error| LogError::Unavailable(format!("lock file {}: {error}", path.display()));
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != Errno::WOULDBLOCK {
+            return Err(failed(error.into()));
+        }
+        if Instant::now() >= deadline {
             let mut holder = String::new();
             // Only for the message: whoever holds the lock wrote its process id.
             let _ = file.read_to_string(&mut holder);
@@ -101,7 +113,7 @@ fn lock(directory: &Path) -> Result<File, LogError> {
             let holder = if holder.is_empty() { "another process".to_owned() } else { format!("process {holder}") };
             return Err(LogError::Unavailable(format!("log directory {} is in use by {holder}", directory.display())));
         }
-        Err(error) => return Err(failed(error.into())),
+        thread::sleep(LOCK_POLL);
     }
     file.set_len(0).map_err(failed)?;
     writeln!(file, "{}", std::process::id()).map_err(failed)?;
