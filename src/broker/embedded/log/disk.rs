@@ -18,7 +18,7 @@ use super::{
     directory::Directory,
     frame::{FIRST_FRAME, FRAME_HEADER},
     head::{Committer, Head, Health, Spare},
-    recovery::{self, Recovered},
+    recovery::{self, Recovered, Visit},
     segment::Segment,
     stock,
     types::{AppendKind, Appended, Durability, Location, LogError, LogOptions, Usage},
@@ -62,22 +62,20 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub fn open(
-        directory: Directory,
-        options: &LogOptions,
-        after: u64,
-        visit: &mut dyn FnMut(&[u8], &[Location]) -> Result<(), LogError>,
-    ) -> Result<Self, LogError> {
+    pub fn open(directory: Directory, options: &LogOptions, after: u64, visit: &mut Visit<'_>) -> Result<Self, LogError> {
         let directory = Arc::new(directory);
         let Recovered { segments, current, end, spare, position } =
             recovery::recover(&directory, options.segment_bytes, after, visit)?;
         let spare = spare.map_or(Spare::Wanted { asked: false }, Spare::Ready);
+        let unfilled = (position == 0).then(|| current.clone());
+        let mut head = Head::new(current, end, position, spare, options.max_pending_bytes);
+        head.unfilled = unfilled;
         let shared = Arc::new(Shared {
             directory,
             durability: options.durability,
             segment_bytes: options.segment_bytes,
             max_bytes: options.max_bytes,
-            head: Mutex::new(Head::new(current, end, position, spare, options.max_pending_bytes)),
+            head: Mutex::new(head),
             work: Condvar::new(),
             errands: Condvar::new(),
             tail: Mutex::new(Tail::default()),
@@ -124,17 +122,19 @@ impl Disk {
                 // Known before anybody can ask for what lies there.
                 shared.segments.write().insert(head.segment.number, head.segment.clone());
             }
-            let wake = appended.as_ref().is_ok_and(|appended| {
+            let mut wake = false;
+            if let Ok(appended) = &appended {
+                // What need not be synced is written by those who wait for it, or when the committer looks the next time.
+                wake = head.committer == Committer::Asleep || (sync && head.committer == Committer::Resting);
                 if sync {
                     shared.sync_to.store(appended.position, Ordering::Release);
+                    wake |= head.count_sync();
                 }
-                // What need not be synced is written by those who wait for it, or when the committer looks the next time.
-                head.committer == Committer::Asleep || (sync && head.committer == Committer::Resting)
-            });
+            }
             if wake {
                 head.committer = Committer::Working;
             }
-            let errand = head.needs_spare(appended.is_err());
+            let errand = head.has_errand(appended.is_err());
             (appended, wake, errand)
         };
         if wake {
@@ -168,6 +168,23 @@ impl Disk {
     }
 
     pub async fn written(&self, position: u64) -> Result<(), LogError> {
+        self.write(position).await;
+        self.shared.written.wait(position).await
+    }
+
+    pub async fn durable(&self, position: u64) -> Result<(), LogError> {
+        let shared = &self.shared;
+        if shared.durability == Durability::None {
+            self.write(position).await;
+        } else if shared.sync_to.load(Ordering::Acquire) < position {
+            shared.sync_to.fetch_max(position, Ordering::AcqRel);
+            shared.wake_committer();
+        }
+        shared.durable.wait(position).await
+    }
+
+    /// Has everything up to `position` written, on this thread or another.
+    async fn write(&self, position: u64) {
         let shared = &self.shared;
         if shared.written.reached() < position {
             // Others that are ready to run append first, and all of it becomes one write.
@@ -176,19 +193,6 @@ impl Disk {
                 shared.write_here();
             }
         }
-        shared.written.wait(position).await
-    }
-
-    pub async fn durable(&self, position: u64) -> Result<(), LogError> {
-        let shared = &self.shared;
-        if shared.durability == Durability::None {
-            return self.written(position).await;
-        }
-        if shared.sync_to.load(Ordering::Acquire) < position {
-            shared.sync_to.fetch_max(position, Ordering::AcqRel);
-            shared.wake_committer();
-        }
-        shared.durable.wait(position).await
     }
 
     /// Waits until what lies at `location` can be read back.

@@ -133,7 +133,7 @@ impl FrameHeader {
             length: u32_at(bytes, 32),
             payload_checksum: u32_at(bytes, 36),
         };
-        let whole = header.length as usize % ALIGN == 0 && crc32c(&bytes[..44]) == u32_at(bytes, 44);
+        let whole = (header.length as usize).is_multiple_of(ALIGN) && crc32c(&bytes[..44]) == u32_at(bytes, 44);
         (whole && header.stamp == stamp).then_some(header)
     }
 

@@ -1,6 +1,6 @@
 //! The appending side: places records into batches in memory. Everything here happens under one lock and touches no file.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{
     frame::{BODY_OVERHEAD, FIRST_FRAME, FRAME_HEADER, push_record, record_bytes},
@@ -17,6 +17,12 @@ const WAITING_SHARE: u32 = 4;
 const ADMIT_SHARE: u32 = 64;
 /// Share of a segment that is used before the next one is made: small logs stay at one file.
 const SPARE_SHARE: u32 = 16;
+/// Bytes used of the first segment before the rest of it is filled.
+const UNFILLED_BYTES: u32 = 256 << 10;
+/// A sync that takes less is over before waiting for company pays; a thread's sleep alone is late by some 50 microseconds.
+const SLOW_SYNC: Duration = Duration::from_micros(400);
+/// Share of a sync's time that may be spent on gathering records for the next.
+const GATHERING_SHARE: u32 = 4;
 /// Larger buffers are not kept: they came from a burst.
 const KEPT_BUFFER_BYTES: usize = 4 << 20;
 /// One being written, one being filled, one on its way.
@@ -68,6 +74,8 @@ pub(super) enum Health {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Committer {
     Working,
+    /// Waits a moment for more records before it writes.
+    Gathering,
     /// Looks after a while by itself.
     Resting,
     /// Waits until it is woken.
@@ -83,8 +91,17 @@ pub(super) struct Head {
     /// Batches of a segment before the current one.
     sealed: VecDeque<Batch>,
     pub pending_bytes: usize,
+    /// Records among the pending ones that are to be synced.
+    pending_syncs: u32,
+    /// Records that the last sync was for, and how long it took.
+    pub last_syncs: u32,
+    pub last_sync: Duration,
     pub position: u64,
     pub spare: Spare,
+    /// The first segment of all: it is filled with zeros once it is clear that more than a little will be written.
+    pub unfilled: Option<Arc<Segment>>,
+    /// It is time to fill this segment.
+    pub to_fill: Option<Arc<Segment>>,
     /// Segments whose records are no longer needed.
     pub freed: Vec<Arc<Segment>>,
     /// Full segments for the stock thread to sync, without durability.
@@ -108,8 +125,13 @@ impl Head {
             open: None,
             sealed: VecDeque::new(),
             pending_bytes: 0,
+            pending_syncs: 0,
+            last_syncs: 0,
+            last_sync: Duration::ZERO,
             position,
             spare,
+            unfilled: None,
+            to_fill: None,
             freed: Vec::new(),
             to_sync: VecDeque::new(),
             health: Health::Good,
@@ -223,15 +245,20 @@ impl Head {
         Ok(())
     }
 
-    /// Whether the stock thread is to be told, once, that it is time for the next segment: soon, or because something was
-    /// `refused` without it.
-    pub fn needs_spare(&mut self, refused: bool) -> bool {
-        let soon = refused || self.used() > self.segment.capacity / SPARE_SHARE;
-        let needed = soon && matches!(self.spare, Spare::Wanted { asked: false });
-        if needed {
+    /// Whether the stock thread is to be told that there is something for it: soon another segment is needed, or something
+    /// was `refused` without it, or it is time to fill the first.
+    pub fn has_errand(&mut self, refused: bool) -> bool {
+        let used = self.used();
+        let spare_due =
+            (refused || used > self.segment.capacity / SPARE_SHARE) && matches!(self.spare, Spare::Wanted { asked: false });
+        if spare_due {
             self.spare = Spare::Wanted { asked: true };
         }
-        needed
+        let fill_due = self.unfilled.is_some() && used > UNFILLED_BYTES;
+        if fill_due {
+            self.to_fill = self.unfilled.take();
+        }
+        spare_due || fill_due
     }
 
     /// Adds a batch without records, which tells a later start how far the log was durable. Answers whether there was room.
@@ -249,13 +276,27 @@ impl Head {
         self.open.is_some() || !self.sealed.is_empty()
     }
 
-    /// Moves everything pending to `queue`, in order.
-    pub fn take_pending(&mut self, queue: &mut VecDeque<Batch>) {
+    /// Counts a record in that is to be synced. Answers whether that completes what the committer waits for.
+    pub fn count_sync(&mut self) -> bool {
+        self.pending_syncs += 1;
+        self.committer == Committer::Gathering && self.pending_syncs >= self.last_syncs
+    }
+
+    /// How long to wait for more records. Publishers that the last sync let go on are about to come again; without them
+    /// the next sync would be for a few, and the others would wait for two.
+    pub fn gathering_time(&self) -> Option<Duration> {
+        let worth_it = self.last_sync >= SLOW_SYNC && !self.closing;
+        (worth_it && (1..self.last_syncs).contains(&self.pending_syncs)).then(|| self.last_sync / GATHERING_SHARE)
+    }
+
+    /// Moves everything pending to `queue`, in order. Answers how many records among it are to be synced.
+    pub fn take_pending(&mut self, queue: &mut VecDeque<Batch>) -> u32 {
         queue.append(&mut self.sealed);
         if let Some(open) = self.open.take() {
             self.end = open.end();
             queue.push_back(open);
         }
+        std::mem::take(&mut self.pending_syncs)
     }
 
     /// Takes a written batch's buffer back.

@@ -24,7 +24,7 @@ pub(super) struct Recovered {
     pub position: u64,
 }
 
-type Visit<'a> = dyn FnMut(&[u8], &[Location]) -> Result<(), LogError> + 'a;
+pub(super) type Visit<'a> = dyn FnMut(&[u8], &[Location]) -> Result<(), LogError> + 'a;
 
 /// Opens the segments, hands every record that ends after `after` to `visit`, and mends the tail.
 pub(super) fn recover(

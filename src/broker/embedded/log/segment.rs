@@ -25,6 +25,7 @@ use super::{
 
 /// Zeros written at once when a segment is filled: about a millisecond of the disk, so that commits come in between.
 const FILL_BYTES: usize = 1 << 20;
+static ZEROS: [u8; FILL_BYTES] = [0; FILL_BYTES];
 
 /// A segment file.
 pub(super) struct Segment {
@@ -39,27 +40,30 @@ pub(super) struct Segment {
     start: AtomicU64,
     /// Position after the last frame; [`u64::MAX`] while there may be more.
     end: AtomicU64,
-    /// Whether the file may still be filled with zeros, and how far it is. A lock, because filling must not hit records.
+    /// Where zeros are written next; `None` once that is over. Held while they are, because they must not hit records.
     filling: Mutex<Option<u64>>,
+    /// The same for writers, who don't wait behind it: before this place no zeros will be written.
+    filled: AtomicU64,
 }
 
 impl Segment {
-    /// Creates a segment. Its space is reserved when this returns, but reads as zeros only by the file system's notes;
-    /// [`fill`](Self::fill) makes writing to it cheaper.
+    /// Creates a segment. Its space is reserved when this returns, but only its beginning is zeros on the disk, the rest by
+    /// the file system's notes; [`fill`](Self::fill) makes writing there cheaper.
     pub fn create(directory: &Arc<Directory>, number: u32, capacity: u32) -> io::Result<Self> {
         let path = directory.temporary_path(number);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
-        let filled = match reserve(&file, 0, capacity) {
-            Ok(filled) => filled,
-            Err(error) => {
-                // Leave the space to others.
-                let _ = fs::remove_file(&path);
-                return Err(error);
-            }
-        };
-        let mut segment = Self::assemble(directory, file, path, number, capacity, filled);
-        segment.publish()?;
-        Ok(segment)
+        let made = (|| {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
+            let filled = reserve(&file, 0, capacity)?;
+            let mut segment = Self::assemble(directory, file, path.clone(), number, capacity, filled);
+            segment.fill_step()?;
+            segment.publish()?;
+            Ok(segment)
+        })();
+        if made.is_err() {
+            // Leave the space to others.
+            let _ = fs::remove_file(&path);
+        }
+        made
     }
 
     /// Makes a new segment out of one whose records are no longer needed: its blocks are there, and nobody reads it.
@@ -68,8 +72,7 @@ impl Segment {
         fs::rename(&self.path, &path)?;
         // Before the header changes: the old name must never lead to the new header.
         self.directory.sync()?;
-        let filled = self.filling.into_inner();
-        let mut segment = Self::assemble(&self.directory, self.file, path, number, self.capacity, filled);
+        let mut segment = Self::assemble(&self.directory, self.file, path, number, self.capacity, self.filling.into_inner());
         segment.publish()?;
         Ok(segment)
     }
@@ -85,6 +88,7 @@ impl Segment {
             start: AtomicU64::new(0),
             end: AtomicU64::new(u64::MAX),
             filling: Mutex::new(filled),
+            filled: AtomicU64::new(filled.unwrap_or(u64::MAX)),
         }
     }
 
@@ -155,6 +159,11 @@ impl Segment {
     }
 
     pub fn write_at(&self, bytes: &[u8], offset: u32) -> io::Result<()> {
+        if u64::from(offset) + bytes.len() as u64 > self.filled.load(Ordering::Acquire) {
+            // Faster than the filling: it ends here.
+            *self.filling.lock() = None;
+            self.filled.store(u64::MAX, Ordering::Release);
+        }
         #[cfg(test)]
         self.directory.faults.write()?;
         self.file.write_all_at(bytes, u64::from(offset))
@@ -178,37 +187,35 @@ impl Segment {
 
     /// Overwrites a range with zeros, durably.
     pub fn zero(&self, from: u32, to: u32) -> io::Result<()> {
-        let zeros = vec![0; FILL_BYTES.min((to - from) as usize)];
         let mut at = from;
         while at < to {
-            let step = zeros.len().min((to - at) as usize);
-            self.file.write_all_at(&zeros[..step], u64::from(at))?;
+            let step = FILL_BYTES.min((to - at) as usize);
+            self.file.write_all_at(&ZEROS[..step], u64::from(at))?;
             at += step as u32;
         }
         self.sync()
     }
 
-    /// Writes zeros, which makes later writes plain overwrites without changes to the file system's own records, until the
-    /// end, or until the segment is [`taken`](Self::take) or `go_on` says no.
+    /// Writes zeros to the end, which makes later writes plain overwrites without changes to the file system's own records.
+    /// Records may be written meanwhile; should they catch up, this ends, and when `go_on` says no.
     pub fn fill(&self, go_on: &dyn Fn() -> bool) -> io::Result<()> {
-        let zeros = vec![0; FILL_BYTES];
-        while go_on() {
-            {
-                let mut filling = self.filling.lock();
-                let Some(at) = *filling else { return Ok(()) };
-                let step = FILL_BYTES.min((u64::from(self.capacity) - at) as usize);
-                self.file.write_all_at(&zeros[..step], at)?;
-                let next = at + step as u64;
-                *filling = (next < u64::from(self.capacity)).then_some(next);
-            }
+        while go_on() && self.fill_step()? {
             fdatasync(&self.file)?;
         }
         Ok(())
     }
 
-    /// Ends the filling: from now on records are written.
-    pub fn take(&self) {
-        *self.filling.lock() = None;
+    /// Writes the next zeros. Answers whether there were any to write.
+    fn fill_step(&self) -> io::Result<bool> {
+        let mut filling = self.filling.lock();
+        let Some(at) = *filling else { return Ok(false) };
+        let step = FILL_BYTES.min((u64::from(self.capacity) - at) as usize);
+        self.file.write_all_at(&ZEROS[..step], at)?;
+        let next = at + step as u64;
+        let over = next >= u64::from(self.capacity);
+        *filling = (!over).then_some(next);
+        self.filled.store(if over { u64::MAX } else { next }, Ordering::Release);
+        Ok(true)
     }
 
     pub fn remove(&self) -> io::Result<()> {
@@ -223,11 +230,10 @@ fn reserve(file: &File, length: u64, capacity: u32) -> io::Result<Option<u64>> {
         Ok(()) => Ok(Some(u64::from(FIRST_FRAME))),
         // The file system can reserve space only by having it written.
         Err(Errno::OPNOTSUPP) => {
-            let zeros = vec![0; FILL_BYTES];
             let mut at = length;
             while at < capacity {
                 let step = FILL_BYTES.min((capacity - at) as usize);
-                file.write_all_at(&zeros[..step], at)?;
+                file.write_all_at(&ZEROS[..step], at)?;
                 at += step as u64;
             }
             Ok(None)

@@ -20,6 +20,7 @@ const RETRY: Duration = Duration::from_secs(1);
 enum Errand {
     Sync(Arc<Segment>),
     Prepare { number: u32, old: Option<Arc<Segment>> },
+    Fill(Arc<Segment>),
     Remove(Arc<Segment>),
     Done,
 }
@@ -30,6 +31,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
         match shared.next_errand() {
             Errand::Sync(segment) => shared.sync_full(&segment),
             Errand::Prepare { number, old } => shared.prepare(number, old),
+            Errand::Fill(segment) => shared.fill(&segment),
             Errand::Remove(segment) => remove(&segment),
             Errand::Done => return,
         }
@@ -81,10 +83,7 @@ impl Shared {
         match made.map(Arc::new) {
             Ok(segment) => {
                 self.head.lock().spare = Spare::Ready(segment.clone());
-                if let Err(error) = segment.fill(&|| !self.head.lock().stock_done) {
-                    // Its space is reserved all the same.
-                    tracing::warn!("{} could not be filled with zeros: {error}", segment.display());
-                }
+                self.fill(&segment);
             }
             Err(error) => {
                 let mut head = self.head.lock();
@@ -93,6 +92,13 @@ impl Shared {
                 }
                 head.spare = Spare::Failed(error.to_string());
             }
+        }
+    }
+
+    fn fill(&self, segment: &Segment) {
+        if let Err(error) = segment.fill(&|| !self.head.lock().stock_done) {
+            // Its space is reserved all the same.
+            tracing::warn!("{} could not be filled with zeros: {error}", segment.display());
         }
     }
 
@@ -121,6 +127,9 @@ fn choose(head: &mut Head, due: bool) -> Option<Errand> {
     };
     if wanted {
         return Some(Errand::Prepare { number: head.segment.number + 1, old: head.freed.pop() });
+    }
+    if let Some(segment) = head.to_fill.take() {
+        return Some(Errand::Fill(segment));
     }
     (head.freed.len() > KEPT_SEGMENTS).then(|| head.freed.pop()).flatten().map(Errand::Remove)
 }

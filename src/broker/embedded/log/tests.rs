@@ -13,7 +13,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
@@ -22,11 +22,15 @@ use futures::executor::block_on;
 
 use super::{AppendKind, Appended, Backend, Durability, Log, LogError, LogOptions, MIN_SEGMENT_BYTES, disk::Shared};
 
-/// Failures that tests ask for, one switch a kind.
+/// Failures and delays that tests ask for.
 #[derive(Default)]
 pub(super) struct Faults {
     pub fail_writes: AtomicBool,
     pub fail_syncs: AtomicBool,
+    /// Milliseconds that each sync takes longer.
+    pub slow_syncs: AtomicU64,
+    /// Syncs so far.
+    pub syncs: AtomicU64,
 }
 
 impl Faults {
@@ -35,6 +39,8 @@ impl Faults {
     }
 
     pub fn sync(&self) -> io::Result<()> {
+        self.syncs.fetch_add(1, SeqCst);
+        std::thread::sleep(Duration::from_millis(self.slow_syncs.load(SeqCst)));
         if self.fail_syncs.load(SeqCst) { Err(io::Error::other("sync fault")) } else { Ok(()) }
     }
 }
@@ -112,7 +118,7 @@ fn copy(directory: &Path) -> tempfile::TempDir {
         // A segment may be removed or renamed meanwhile.
         match fs::copy(entry.path(), copy.path().join(entry.file_name())) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => drop(other.unwrap()),
+            other => _ = other.unwrap(),
         }
     }
     copy

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     disk::Shared,
-    frame::{FIRST_FRAME, FrameHeader, finish},
+    frame::{FrameHeader, finish},
     head::{Batch, Committer, Health},
     segment::Segment,
     types::Durability,
@@ -31,6 +31,8 @@ pub(super) struct Tail {
     queue: VecDeque<Batch>,
     /// Segments written to since they were last synced.
     unsynced: Vec<Arc<Segment>>,
+    /// Records written since then that are to be synced.
+    syncs: u32,
 }
 
 impl Tail {
@@ -64,7 +66,7 @@ impl Shared {
     /// Waits for something to do.
     fn next_task(&self) -> Task {
         let mut head = self.head.lock();
-        let mut rested = false;
+        let (mut rested, mut gathered) = (false, false);
         loop {
             head.committer = Committer::Working;
             if matches!(head.health, Health::Dead(_)) {
@@ -72,6 +74,12 @@ impl Shared {
             }
             if head.retrying && head.health != Health::Good {
                 return if head.closing { Task::Stop } else { Task::Repeat };
+            }
+            if let Some(time) = head.gathering_time().filter(|_| !gathered) {
+                gathered = true;
+                head.committer = Committer::Gathering;
+                self.work.wait_for(&mut head, time);
+                continue;
             }
             if head.has_pending() || head.retrying || self.sync_is_due() {
                 return Task::Write;
@@ -128,14 +136,16 @@ impl Shared {
 
     /// One write and, when somebody wants it, one sync.
     fn turn(&self) {
-        let (result, reached, unsynced) = {
+        let (result, reached, unsynced, syncs) = {
             let mut tail = self.tail.lock();
             let result = self.write_pending(&mut tail);
-            let unsynced = if self.sync_is_due() { std::mem::take(&mut tail.unsynced) } else { Vec::new() };
-            (result, self.written.reached(), unsynced)
+            let due = self.sync_is_due();
+            let unsynced = if due { std::mem::take(&mut tail.unsynced) } else { Vec::new() };
+            let syncs = if due { std::mem::take(&mut tail.syncs) } else { 0 };
+            (result, self.written.reached(), unsynced, syncs)
         };
         self.announce_written();
-        if !unsynced.is_empty() && !self.sync(&unsynced, reached) {
+        if !unsynced.is_empty() && !self.sync(&unsynced, reached, syncs) {
             return;
         }
         match result {
@@ -146,7 +156,7 @@ impl Shared {
 
     /// Writes everything pending. After an error the rest stays in the tail, to be repeated.
     pub fn write_pending(&self, tail: &mut Tail) -> io::Result<()> {
-        self.head.lock().take_pending(&mut tail.queue);
+        tail.syncs += self.head.lock().take_pending(&mut tail.queue);
         while let Some(batch) = tail.queue.front_mut() {
             if let Err(error) = self.write_batch(batch, &mut tail.unsynced) {
                 self.head.lock().retrying = true;
@@ -163,9 +173,6 @@ impl Shared {
     fn write_batch(&self, batch: &mut Batch, unsynced: &mut Vec<Arc<Segment>>) -> io::Result<()> {
         let segment = &batch.segment;
         if unsynced.last().is_none_or(|last| last.number != segment.number) {
-            if batch.offset == FIRST_FRAME {
-                segment.take();
-            }
             if self.durability == Durability::None && !unsynced.is_empty() {
                 self.head.lock().to_sync.extend(unsynced.drain(..));
                 self.errands.notify_one();
@@ -208,7 +215,8 @@ impl Shared {
 
     /// Answers whether the sync succeeded. After a failed one the kernel may have dropped the pages, and a second that
     /// succeeds would prove nothing: the log stops.
-    fn sync(&self, segments: &[Arc<Segment>], reached: u64) -> bool {
+    fn sync(&self, segments: &[Arc<Segment>], reached: u64, syncs: u32) -> bool {
+        let begin = Instant::now();
         for segment in segments {
             if let Err(error) = segment.sync() {
                 self.die(format!("syncing {} failed: {error}", segment.display()));
@@ -216,6 +224,10 @@ impl Shared {
             }
         }
         self.synced.fetch_max(reached, Ordering::AcqRel);
+        {
+            let mut head = self.head.lock();
+            (head.last_syncs, head.last_sync) = (syncs, begin.elapsed());
+        }
         self.announce_durable(reached);
         true
     }

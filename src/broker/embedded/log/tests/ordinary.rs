@@ -281,6 +281,26 @@ fn many_waiters_share_writes_and_all_of_them_go_on() {
 }
 
 #[test]
+fn publishers_that_go_on_together_share_the_next_slow_sync() {
+    const ROUNDS: u64 = 20;
+    let directory = tempfile::tempdir().unwrap();
+    let (log, _) = open(directory.path());
+    let faults = &shared(&log).directory.faults;
+    faults.slow_syncs.store(40, SeqCst);
+    let before = faults.syncs.load(SeqCst);
+    let publish = || {
+        for _ in 0..ROUNDS {
+            let appended = append(&log, AppendKind::Data, b"h", &[b"body"]).unwrap();
+            block_on(log.durable(appended.position)).unwrap();
+        }
+    };
+    std::thread::scope(|scope| (0..16).for_each(|_| _ = scope.spawn(publish)));
+    let syncs = faults.syncs.load(SeqCst) - before;
+    assert!((ROUNDS..ROUNDS * 3 / 2).contains(&syncs), "{syncs} syncs for {ROUNDS} rounds");
+    faults.slow_syncs.store(0, SeqCst);
+}
+
+#[test]
 fn dropping_the_log_writes_what_is_pending() {
     let directory = tempfile::tempdir().unwrap();
     let (log, _) = open(directory.path());
