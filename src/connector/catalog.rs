@@ -369,3 +369,69 @@ pub(super) async fn follow(catalog: Weak<Catalog>, mut events: Receiver<Event>) 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::broadcast;
+
+    use super::*;
+    use crate::{
+        broker::embedded::Embedded,
+        connector::{Connector, Options, draft::TopicDraft},
+    };
+
+    struct Numbered(u64, CancellationToken);
+
+    impl Entry for Numbered {
+        fn version(&self) -> u64 {
+            self.0
+        }
+        fn retire(&self) {
+            self.1.cancel();
+        }
+    }
+
+    fn numbered(version: u64) -> Arc<Numbered> {
+        Arc::new(Numbered(version, CancellationToken::new()))
+    }
+
+    #[test]
+    fn what_was_read_before_a_change_is_not_remembered_after_it() {
+        let cache = Cache::new(MAX_ENTRIES);
+        let generation = cache.generation();
+        cache.forget("another");
+        assert!(cache.insert(generation, "name".into(), numbered(1)).is_none());
+        assert!(cache.get("name").is_none());
+    }
+
+    #[test]
+    fn of_two_reads_at_once_the_newer_version_stays() {
+        let cache = Cache::new(MAX_ENTRIES);
+        let (old, new) = (numbered(1), numbered(2));
+        assert_eq!(cache.insert(0, "name".into(), old.clone()).unwrap().version(), 1);
+        assert_eq!(cache.insert(0, "name".into(), new.clone()).unwrap().version(), 2);
+        assert_eq!(cache.insert(0, "name".into(), numbered(1)).unwrap().version(), 2);
+        assert_eq!((old.1.is_cancelled(), new.1.is_cancelled()), (true, false));
+        cache.forget("name");
+        assert!(new.1.is_cancelled() && cache.get("name").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_follower_that_fell_behind_forgets_everything() {
+        let broker = Embedded::memory();
+        let connector = Connector::open(broker.clone(), Options::default()).await.unwrap();
+        let name = TopicName::new("p1", "t11").unwrap();
+        connector.create_topic(TopicDraft { name: name.to_string(), ..TopicDraft::default() }).await.unwrap();
+        let catalog = Arc::new(Catalog::new(broker));
+        let known = catalog.topic(&name).await.unwrap().unwrap();
+        assert!(Arc::ptr_eq(&known, &catalog.topic(&name).await.unwrap().unwrap()));
+        // Room for one event: the first is lost, and the second is about something else.
+        let (events, receiver) = broadcast::channel(1);
+        for name in ["a", "b"] {
+            events.send(Event::RecordChanged { kind: Kind::Schema, name: name.into() }).unwrap();
+        }
+        drop(events);
+        follow(Arc::downgrade(&catalog), receiver).await;
+        assert!(!Arc::ptr_eq(&known, &catalog.topic(&name).await.unwrap().unwrap()));
+    }
+}

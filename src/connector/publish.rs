@@ -1,6 +1,6 @@
 //! Publishing: check the messages, find the queues that take them, append once.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -19,7 +19,11 @@ use crate::{
 };
 
 /// Attempts at one append while subscriptions come and go. Each failed one had another client's change go first.
-const APPEND_TRIES: usize = 16;
+const APPEND_TRIES: usize = 64;
+/// Attempts without a pause; more are only needed in a burst of changes.
+const QUICK_TRIES: usize = 4;
+/// Longest pause before a later attempt; on average half of it, so that a burst of about a third of a second is outlived.
+const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// Subscription records read at a time when a topic's route is built.
 const ROUTE_READS: usize = 64;
 
@@ -87,7 +91,10 @@ impl Connector {
     }
 
     async fn append(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Appended, Error> {
-        for _ in 0..APPEND_TRIES {
+        for tried in 0..APPEND_TRIES {
+            if tried >= QUICK_TRIES {
+                tokio::time::sleep(MAX_PAUSE.mul_f64(rand::random())).await;
+            }
             let topic = self.topic(name).await?;
             let Some(route) = self.route(&topic).await? else {
                 self.catalog.forget_topic(name.as_str());

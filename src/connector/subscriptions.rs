@@ -263,3 +263,51 @@ fn check_combination(subscription: &Subscription) -> Result<(), Error> {
     let exactly_once = subscription.enable_exactly_once_delivery;
     validate::unsupported::exactly_once_push(exactly_once, &subscription.push_config.endpoint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{DeadLetterPolicy, RetryPolicy};
+
+    fn subscription() -> Subscription {
+        Subscription {
+            name: SubscriptionName::parse("projects/p1/subscriptions/s11").unwrap(),
+            incarnation: 7,
+            topic: TopicName::parse("projects/p2/topics/t11").unwrap(),
+            topic_incarnation: 8,
+            push_config: PushConfig::default(),
+            ack_deadline_seconds: 10,
+            retain_acked_messages: true,
+            message_retention_ms: 600_000,
+            labels: Labels::new(),
+            enable_message_ordering: true,
+            expiration_policy: ExpirationPolicy::Never,
+            filter: String::new(),
+            dead_letter_policy: None,
+            retry_policy: Some(RetryPolicy { minimum_backoff_ms: 1, maximum_backoff_ms: 2 }),
+            detached: false,
+            enable_exactly_once_delivery: true,
+            message_transforms: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_queue_is_configured_as_the_subscription_says() {
+        let (subscription, config) = (subscription(), config(&subscription()));
+        assert_eq!((&*config.queue.channel, config.queue.incarnation), ("p1/s11", 7));
+        assert_eq!((&*config.topic.channel, config.topic.incarnation), ("p2/t11", 8));
+        assert!(config.ordered && config.exactly_once && config.retain_acked);
+        assert_eq!((config.retry, config.retention_ms), (subscription.retry_policy, 600_000));
+        assert_eq!(config.max_delivery_attempts, None);
+    }
+
+    #[test]
+    fn attempts_are_limited_only_while_there_is_a_topic_for_dead_letters() {
+        let with = |dead_letter_topic| {
+            let policy = DeadLetterPolicy { dead_letter_topic, max_delivery_attempts: 5 };
+            config(&Subscription { dead_letter_policy: Some(policy), ..subscription() }).max_delivery_attempts
+        };
+        assert_eq!(with(None), None);
+        assert_eq!(with(Some(TopicName::parse("projects/p1/topics/dead").unwrap())), Some(5));
+    }
+}

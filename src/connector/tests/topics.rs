@@ -175,3 +175,28 @@ async fn concurrent_updates_of_different_fields_all_hold() {
     let topic = rig.connector.get_topic(&topic_name("t11")).await.unwrap().topic;
     assert_eq!((topic.message_retention_ms, topic.labels.len(), topic.kms_key_name.is_empty()), (Some(700_000), 1, false));
 }
+
+#[tokio::test]
+async fn pages_of_large_resources_are_short_enough_for_any_client() {
+    let rig = Rig::new().await;
+    let labels: std::collections::BTreeMap<_, _> = (0..64).map(|i| (format!("k{i}"), "値".repeat(63))).collect();
+    let bytes: usize = labels.iter().map(|(k, v)| k.len() + v.len()).sum();
+    for i in 0..200 {
+        let draft = TopicDraft { labels: labels.clone(), ..topic_draft(&format!("t{i:03}")) };
+        rig.connector.create_topic(draft).await.unwrap();
+    }
+    let (mut token, mut seen, mut pages) = (String::new(), 0, 0);
+    loop {
+        let page = rig.connector.list_topics("projects/p1", &page(1000, &token)).await.unwrap();
+        assert!(page.items.len() * bytes < 2 * 1024 * 1024, "{}", page.items.len());
+        for topic in &page.items {
+            assert_eq!(topic.topic.name.id(), format!("t{seen:03}"));
+            seen += 1;
+        }
+        (token, pages) = (page.next_token, pages + 1);
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert!(seen == 200 && pages > 1);
+}
