@@ -16,6 +16,8 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Rounds over the snapshots for one over the subscriptions, whose shortest time to live is a day and which take a broker
 /// call each.
 const ROUNDS: u32 = 15;
+/// From the start to the first round, over everything: a server that is restarted often cleans as well.
+const FIRST: Duration = Duration::from_secs(2);
 /// Records read at a time.
 const BATCH: usize = 500;
 /// Every resource name begins with it.
@@ -23,9 +25,10 @@ const EVERYTHING: &str = "projects/";
 
 /// Cleans until the connector is gone.
 pub(super) async fn run(connector: Weak<Connector>) {
-    for round in 1u32.. {
+    for round in 0u32.. {
+        let pause = if round == 0 { FIRST } else { PERIOD };
         // Nodes that were started together must not all come at the same moment.
-        tokio::time::sleep(PERIOD.mul_f64(rand::random_range(0.75..1.25))).await;
+        tokio::time::sleep(pause.mul_f64(rand::random_range(0.75..1.25))).await;
         let Some(connector) = connector.upgrade() else { return };
         report(connector.remove_expired_snapshots().await);
         if round.is_multiple_of(ROUNDS) {

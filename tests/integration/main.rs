@@ -5,6 +5,7 @@
 mod fixture;
 
 mod access;
+mod aging;
 mod crash;
 mod defaults;
 mod deletion;

@@ -34,13 +34,16 @@ pub struct QueueSlot {
     due_at_ms: u64,
 }
 
+type StoredRecord = (u64, Arc<[u8]>);
+
 /// The whole state.
 #[derive(Default)]
 pub struct State {
     pub now_ms: u64,
     pub next_message_id: u64,
     version: u64,
-    records: BTreeMap<(Kind, String), (u64, Arc<[u8]>)>,
+    /// Version and body by kind and name.
+    records: BTreeMap<(Kind, String), StoredRecord>,
     pub topics: HashMap<u64, TopicLog>,
     pub queues: HashMap<u64, QueueSlot>,
     pub snapshots: HashMap<u64, SnapshotState>,

@@ -271,14 +271,19 @@ impl Shared {
         if good && let Err(error) = self.write_closing() {
             tracing::warn!("the log in {} could not be closed cleanly: {error}", self.directory.path().display());
         }
-        {
+        let reason = {
             let mut head = self.head.lock();
             if head.health == Health::Good {
                 head.health = Health::Dead("the log is closed".into());
             }
             head.closing = true;
-        }
-        self.fail_waiters("the log is closed".into());
+            // Whoever waits is told why the log ended, which is not always that it was closed.
+            match &head.health {
+                Health::Dead(reason) | Health::Failing(reason) => reason.clone(),
+                Health::Good => String::new(),
+            }
+        };
+        self.fail_waiters(reason);
         self.wake_left();
         self.directory.unlock();
         self.ended.advance(1);
