@@ -136,9 +136,11 @@ async fn leases_end_on_time_across_a_restart(backend: Backend) {
     fixture.crash_and_restart();
     let api = fixture.api_of_node(0, &api).await;
     let mut stream = api.stream(&subscription).await;
+    // A start that takes longer than the lease, as on a busy machine, delivers at once.
+    let late = (since.elapsed().as_secs_f64() - 10.0).max(0.0);
     let again = stream.message().await;
     assert_eq!(again.id(), first[0].id());
-    assert_took(since, 9.9, 2.5, "the lease of 10 s");
+    assert_took(since, 9.9, 2.5 + late, "the lease of 10 s");
 }
 
 fn run(env: &[(&str, &str)]) -> (bool, String) {
