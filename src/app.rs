@@ -34,7 +34,12 @@ use self::{
     start::Core,
     workers::Workers,
 };
-use crate::{api::grpc, broker::BrokerError, settings::Settings};
+use crate::{
+    api::grpc,
+    broker::BrokerError,
+    settings::Settings,
+    tls::{Acceptor, TlsError},
+};
 
 /// Why the program failed.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +48,8 @@ pub enum Error {
     Listen(SocketAddr, #[source] io::Error),
     #[error("{0}")]
     Broker(#[from] BrokerError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("can't keep the node id in the data folder: {0}")]
     NodeId(#[source] io::Error),
     #[error("the API's own descriptors are faulty: {0}")]
@@ -79,6 +86,7 @@ async fn run(settings: Settings) -> Result<(), Error> {
     let mut signals = Signals::new().map_err(Error::System)?;
     // First, so that a busy port is noticed before anything is touched. Nothing is answered yet.
     let listeners = listen::open(&settings)?;
+    let tls = settings.tls.is_set().then(|| Acceptor::open(&settings.tls)).transpose()?;
     let readiness = Readiness::default();
     let dispatch = Dispatch::new(early_services(&settings, &readiness)?).map_err(|e| Error::Descriptors(e.to_string()))?;
 
@@ -97,7 +105,10 @@ async fn run(settings: Settings) -> Result<(), Error> {
     }
 
     let drain = CancellationToken::new();
-    let server = Server::new(&settings, dispatch.clone(), drain.clone());
+    if let Some(tls) = &tls {
+        tokio::spawn(tls.clone().follow());
+    }
+    let server = Server::new(&settings, tls, dispatch.clone(), drain.clone());
     let serving = Serving::start(&settings, listeners, &server, drain).map_err(Error::System)?;
     announce(&settings, &serving.addresses, core.as_ref())?;
 
@@ -214,6 +225,7 @@ fn announce(settings: &Settings, addresses: &[SocketAddr], core: Option<&Core>) 
         version = env!("CARGO_PKG_VERSION"),
         addresses = texts.join(" "),
         advertised = settings.advertised_endpoint,
+        tls = settings.tls.is_set(),
         broker = %settings.broker,
         durability = %settings.durability,
         node = core.map_or("", |core| core.connector.options().node_id.as_str()),

@@ -8,6 +8,8 @@ mod latency;
 mod load;
 mod report;
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use client::Client;
@@ -40,6 +42,9 @@ pub struct Options {
     /// Where the server is.
     #[arg(long, default_value = "http://127.0.0.1:8085")]
     pub endpoint: String,
+    /// Roots of the server's certificate, PEM, for an `https://` endpoint; by default those of the machine.
+    #[arg(long)]
+    pub ca_file: Option<PathBuf>,
     /// Messages in all.
     #[arg(long, default_value_t = 100_000)]
     pub messages: u64,

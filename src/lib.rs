@@ -12,3 +12,4 @@ pub mod model;
 pub mod push;
 pub mod rules;
 pub mod settings;
+pub mod tls;

@@ -15,7 +15,7 @@ pub use self::{
     source::Given,
     value::{Bind, BrokerUrl, Durability, LogFormat, masked},
 };
-use crate::connector;
+use crate::{connector, tls};
 
 /// Everything that can be set, checked.
 #[derive(Debug, Clone)]
@@ -27,6 +27,7 @@ pub struct Settings {
     pub durability: Durability,
     /// The durability was set, and is not just the default.
     pub durability_given: bool,
+    pub tls: tls::ServerFiles,
     /// What the use cases obey. Its node id is empty until the start gives it one.
     pub connector: connector::Options,
     /// Open HTTP/2 streams of one connection.
@@ -57,6 +58,7 @@ impl Default for Settings {
             broker: BrokerUrl::Embedded("./data".into()),
             durability: Durability::Fsync,
             durability_given: false,
+            tls: tls::ServerFiles::default(),
             connector: connector::Options::default(),
             max_concurrent_streams: 65_536,
             max_connections: 16_384,
@@ -155,6 +157,17 @@ impl Settings {
                 "DURABILITY={:?}: must be none or fsync with BROKER_URL={:?}; replicas needs a redis broker",
                 self.durability.to_string(),
                 self.broker.to_string()
+            )));
+        }
+        let tls = &self.tls;
+        if tls.is_set() == tls.key.as_os_str().is_empty() {
+            wrong.push(Wrong("TLS_CERT_FILE and TLS_KEY_FILE: must be given together".into()));
+        }
+        let asks = tls.client_auth != tls::ClientAuth::Off;
+        if asks == tls.client_roots.as_os_str().is_empty() || asks && !tls.is_set() {
+            wrong.push(Wrong(format!(
+                "TLS_CLIENT_AUTH={}: must be optional or required where TLS_CLIENT_CA_FILE is given, and only there; both need TLS_CERT_FILE",
+                value::client_auth_name(tls.client_auth)
             )));
         }
         wrong

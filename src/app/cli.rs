@@ -48,6 +48,23 @@ pub struct Healthcheck {
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
 
+    /// Speak TLS; the default where the settings have a certificate
+    #[arg(long)]
+    pub tls: bool,
+
+    /// Roots of the server's certificate, PEM. By default the server must have the certificate of the settings or, without
+    /// one, be trusted by the machine
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
+    /// Client certificate, PEM, for a server that requires one
+    #[arg(long, value_name = "FILE", requires = "key_file")]
+    pub cert_file: Option<PathBuf>,
+
+    /// Private key of the client certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    pub key_file: Option<PathBuf>,
+
     /// Longest time to wait for the answer
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout_seconds: u64,

@@ -22,10 +22,12 @@ use super::{
     coalesce::{Coalesce, Flusher, Protocol, coalesce},
     dispatch::Dispatch,
 };
-use crate::settings::Settings;
+use crate::{settings::Settings, tls::Acceptor};
 
 /// Time from the connection to its first bytes; a client that means to speak does it at once.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time a TLS handshake may take: a few round trips, and processor time when many come at once.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// HTTP/1: time from the end of one request to the end of the next one's head. Longer than the 60 seconds that load
 /// balancers keep idle connections by default, so that theirs is the side that closes.
 const HTTP1_HEAD_TIMEOUT: Duration = Duration::from_secs(75);
@@ -61,13 +63,14 @@ pub struct Server {
 struct Shared {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
+    tls: Option<Acceptor>,
     dispatch: Dispatch,
     drain: CancellationToken,
 }
 
 impl Server {
-    /// `drain` tells every connection to end after the calls under way.
-    pub fn new(settings: &Settings, dispatch: Dispatch, drain: CancellationToken) -> Self {
+    /// `drain` tells every connection to end after the calls under way. With `tls` every connection must begin with it.
+    pub fn new(settings: &Settings, tls: Option<Acceptor>, dispatch: Dispatch, drain: CancellationToken) -> Self {
         let mut http1 = http1::Builder::new();
         http1.timer(TokioTimer::new()).header_read_timeout(HTTP1_HEAD_TIMEOUT);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
@@ -84,13 +87,16 @@ impl Server {
             .max_local_error_reset_streams(LOCAL_RESETS)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
-        Self { shared: Arc::new(Shared { http1, http2, dispatch, drain }) }
+        Self { shared: Arc::new(Shared { http1, http2, tls, dispatch, drain }) }
     }
 
     /// Serves one connection to its end.
     pub async fn serve(&self, stream: TcpStream) {
         let outcome = match tokio::net::TcpStream::from_std(stream) {
-            Ok(stream) => self.serve_stream(stream).await,
+            Ok(stream) => match &self.shared.tls {
+                Some(tls) => self.serve_tls(tls, stream).await,
+                None => self.serve_stream(stream).await,
+            },
             Err(error) => Err(error.into()),
         };
         if let Err(error) = outcome {
@@ -99,11 +105,19 @@ impl Server {
         }
     }
 
+    async fn serve_tls(&self, tls: &Acceptor, stream: tokio::net::TcpStream) -> Result<(), Ended> {
+        let stream = tokio::select! {
+            stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)) => stream.unwrap_or(Err(io::ErrorKind::TimedOut.into()))?,
+            () = self.shared.drain.cancelled() => return Ok(()),
+        };
+        self.serve_stream(stream).await
+    }
+
     async fn serve_stream<S>(&self, stream: S) -> Result<(), Ended>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Shared { http1, http2, dispatch, drain } = &*self.shared;
+        let Shared { http1, http2, dispatch, drain, .. } = &*self.shared;
         let (io, flusher) = coalesce(stream);
         let protocol = tokio::select! {
             protocol = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.protocol()) => protocol.unwrap_or(Err(io::ErrorKind::TimedOut.into()))?,

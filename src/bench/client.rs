@@ -11,6 +11,7 @@ use crate::{
         publisher_client::PublisherClient, subscriber_client::SubscriberClient,
     },
     model::EncodedMessage,
+    tls::{self, Trust},
 };
 
 /// Windows as large as the server's, so that the transport is not what is measured.
@@ -26,15 +27,35 @@ pub struct Client {
 
 impl Client {
     pub async fn open(options: &Options) -> Result<Self, String> {
-        let endpoint = Endpoint::from_shared(options.endpoint.clone())
+        let tls = options.endpoint.strip_prefix("https://").map(|address| {
+            let trust = options.ca_file.clone().map_or(Trust::System, Trust::Roots);
+            tls::Client::new(&trust, None).map(|client| (client, format!("http://{address}"))).map_err(|e| e.to_string())
+        });
+        let tls = tls.transpose()?;
+        // The transport has no TLS of its own: the connector brings it.
+        let address = tls.as_ref().map_or(&options.endpoint, |(_, address)| address);
+        let endpoint = Endpoint::from_shared(address.clone())
             .map_err(|e| format!("endpoint {}: {e}", options.endpoint))?
             .tcp_nodelay(true)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .initial_stream_window_size(STREAM_WINDOW)
             .connect_timeout(Duration::from_secs(5));
+        let origin = options.endpoint.parse().map_err(|e| format!("endpoint {}: {e}", options.endpoint))?;
+        let endpoint = if tls.is_some() { endpoint.origin(origin) } else { endpoint };
         let mut channels = Vec::new();
         for _ in 0..options.connections {
-            channels.push(endpoint.connect().await.map_err(|e| format!("connect to {}: {e}", options.endpoint))?);
+            let connected = match &tls {
+                None => endpoint.connect().await,
+                Some((client, _)) => {
+                    let client = client.clone();
+                    let connector = tower::service_fn(move |address| {
+                        let client = client.clone();
+                        async move { client.connect(address).await }
+                    });
+                    endpoint.connect_with_connector(connector).await
+                }
+            };
+            channels.push(connected.map_err(|e| format!("connect to {}: {e}", options.endpoint))?);
         }
         let run = format!("{:x}", now_nanos());
         let count = if options.scenario == Scenario::FanOut { options.subscriptions } else { 1 };

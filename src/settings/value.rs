@@ -9,7 +9,7 @@ use std::{
 
 use tracing_subscriber::filter::Targets;
 
-use crate::connector::Scope;
+use crate::{connector::Scope, tls::ClientAuth};
 
 /// A decimal number within a range.
 pub(super) fn integer<T: TryFrom<u64>>(text: &str, range: RangeInclusive<u64>) -> Option<T> {
@@ -33,6 +33,19 @@ pub(super) fn scope(text: &str) -> Option<Scope> {
         "cluster" => Some(Scope::Cluster),
         "node" => Some(Scope::Node),
         _ => None,
+    }
+}
+
+pub(super) fn client_auth(text: &str) -> Option<ClientAuth> {
+    [ClientAuth::Off, ClientAuth::Optional, ClientAuth::Required].into_iter().find(|auth| client_auth_name(*auth) == text)
+}
+
+/// The word for it in the settings.
+pub(super) fn client_auth_name(auth: ClientAuth) -> &'static str {
+    match auth {
+        ClientAuth::Off => "off",
+        ClientAuth::Optional => "optional",
+        ClientAuth::Required => "required",
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod api;
 pub mod call;
+pub mod certificates;
 pub mod failure;
 pub mod message;
 pub mod node;

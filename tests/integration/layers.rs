@@ -5,10 +5,27 @@ use std::{fs, path::Path};
 /// The layers and what each may name, beside itself.
 const LAYERS: &[(&str, &[&str])] = &[
     ("main", &["app", "settings"]),
-    ("app", &["settings", "api", "push", "admin", "auth", "bench", "connector", "rules", "broker", "embedded", "redis", "model"]),
+    (
+        "app",
+        &[
+            "settings",
+            "tls",
+            "api",
+            "push",
+            "admin",
+            "auth",
+            "bench",
+            "connector",
+            "rules",
+            "broker",
+            "embedded",
+            "redis",
+            "model",
+        ],
+    ),
     // The load generator is a client: it knows the protocol and what a message is.
-    ("bench", &["api", "model"]),
-    ("settings", &["connector", "model"]),
+    ("bench", &["tls", "api", "model"]),
+    ("settings", &["tls", "connector", "model"]),
     ("api", &["auth", "connector", "rules", "broker", "model"]),
     ("push", &["auth", "connector", "rules", "broker", "model"]),
     ("admin", &["auth", "connector", "rules", "broker", "model"]),
@@ -19,6 +36,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("redis", &["broker", "model"]),
     ("broker", &["model"]),
     ("model", &[]),
+    // The edge of the process: certificates, and nothing of Pub/Sub.
+    ("tls", &[]),
 ];
 
 /// The crate's root names everything; the others are compiled for tests only, which stand on a real engine.

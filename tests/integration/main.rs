@@ -31,3 +31,4 @@ mod sessions;
 mod settling;
 mod startup;
 mod streaming;
+mod tls;
