@@ -9,6 +9,7 @@ pub mod healthcheck;
 mod listen;
 pub mod logs;
 mod node;
+mod pushing;
 mod reflection;
 mod signals;
 mod start;
@@ -62,6 +63,8 @@ pub enum Error {
     Unhealthy(String, String),
     #[error("bench: {0}")]
     Bench(String),
+    #[error("push: {0}")]
+    Push(String),
 }
 
 /// Exit code when a second signal cuts the drain short.
@@ -88,10 +91,11 @@ async fn run(settings: Settings) -> Result<(), Error> {
     let listeners = listen::open(&settings)?;
     let tls = settings.tls.is_set().then(|| Acceptor::open(&settings.tls)).transpose()?;
     let readiness = Readiness::default();
+    let port = listeners.first().and_then(|listener| listener.local_addr().ok()).map_or(settings.port, |address| address.port());
     let dispatch = Dispatch::new(early_services(&settings, &readiness)?).map_err(|e| Error::Descriptors(e.to_string()))?;
 
     let mut core = tokio::select! {
-        opened = start::open(&settings) => match opened {
+        opened = start::open(&settings, port) => match opened {
             Err(error) if start::may_pass(&error, &settings) => {
                 tracing::warn!(%error, "the broker is not ready: health is NOT_SERVING, calls answer UNAVAILABLE");
                 None
@@ -114,7 +118,7 @@ async fn run(settings: Settings) -> Result<(), Error> {
 
     let signal = tokio::select! {
         signal = signals.next() => signal,
-        error = open_later(&settings, &mut core, &dispatch, &readiness) => return Err(error),
+        error = open_later(&settings, port, &mut core, &dispatch, &readiness) => return Err(error),
     };
     tracing::info!(signal, seconds = settings.drain_seconds, "draining");
     tokio::select! {
@@ -143,14 +147,24 @@ fn open(core: &Core, dispatch: &Dispatch, readiness: &Readiness) {
         .with(grpc::iam(core.connector.clone()));
     #[cfg(feature = "schemas")]
     let services = services.with(grpc::schemas(core.connector.clone()));
+    #[cfg(feature = "transforms")]
+    let services = services.with(grpc::transforms(core.connector.clone()));
+    #[cfg(feature = "push")]
+    dispatch.publish(core.push.issuer.clone());
     dispatch.open(services);
     readiness.open(core.broker.clone());
 }
 
 /// Opens the core if it is not open; comes back only with an error that waiting does not mend.
-async fn open_later(settings: &Settings, core: &mut Option<Core>, dispatch: &Dispatch, readiness: &Readiness) -> Error {
+async fn open_later(
+    settings: &Settings,
+    port: u16,
+    core: &mut Option<Core>,
+    dispatch: &Dispatch,
+    readiness: &Readiness,
+) -> Error {
     if core.is_none() {
-        match start::open_patiently(settings).await {
+        match start::open_patiently(settings, port).await {
             Ok(opened) => {
                 open(&opened, dispatch, readiness);
                 tracing::info!(node = opened.connector.options().node_id, "the broker is ready");

@@ -33,6 +33,17 @@ pub enum Scenario {
     FanOut,
 }
 
+/// What the topic does to messages before they are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shaping {
+    None,
+    /// An Avro schema in JSON.
+    Schema,
+    /// A function that adds an attribute.
+    Transform,
+}
+
 /// Options of a run.
 #[derive(Debug, Clone, Args, serde::Serialize)]
 pub struct Options {
@@ -72,6 +83,9 @@ pub struct Options {
     /// Messages a second of `latency`.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: u64,
+    /// What the topic of `publish` checks or changes. With another value than none, payloads are JSON texts.
+    #[arg(long, value_enum, default_value_t = Shaping::None)]
+    pub shaping: Shaping,
     /// Project of the topic and the subscriptions.
     #[arg(long, default_value = "bench")]
     pub project: String,
@@ -88,6 +102,9 @@ pub struct Options {
 /// # Errors
 /// A text that says which call failed and why.
 pub async fn run(options: &Options) -> Result<Report, String> {
+    if options.shaping != Shaping::None && options.scenario != Scenario::Publish {
+        return Err("--shaping goes with the scenario publish alone".into());
+    }
     let client = Client::open(options).await?;
     let report = match options.scenario {
         Scenario::Publish => load::publish(options, &client).await,

@@ -22,7 +22,7 @@ mod mask;
 mod policies;
 pub mod publish;
 pub mod pull;
-mod record;
+pub mod record;
 #[cfg(test)]
 mod rig;
 #[cfg_attr(not(feature = "schemas"), path = "connector/schemas/off.rs")]
@@ -34,6 +34,8 @@ mod settle;
 mod snapshots;
 mod subscriptions;
 mod topics;
+#[cfg_attr(not(feature = "transforms"), path = "connector/transforms/off.rs")]
+pub mod transforms;
 pub mod validate;
 
 pub use catalog::{SubscriptionEntry, TopicEntry};
@@ -103,6 +105,7 @@ pub struct Connector {
     secret: Secret,
     catalog: Arc<catalog::Catalog>,
     delivery: channel::Delivery,
+    transforms: transforms::Pool,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -118,7 +121,8 @@ impl Connector {
         let follower = tokio::spawn(catalog::follow(Arc::downgrade(&catalog), broker.events()));
         let tasks = Mutex::new(vec![follower.abort_handle()]);
         let delivery = channel::Delivery::new(broker.clone(), &options, &secret);
-        let connector = Arc::new(Self { broker, options, secret, catalog, delivery, tasks });
+        let transforms = transforms::Pool::new();
+        let connector = Arc::new(Self { broker, options, secret, catalog, delivery, transforms, tasks });
         let forwarder =
             dead_letter::run(Arc::downgrade(&connector), connector.broker.events(), connector.delivery.draining.clone());
         let forwarder = connector.delivery.tasks.spawn(forwarder);

@@ -9,6 +9,7 @@ pub mod bench;
 pub mod broker;
 pub mod connector;
 pub mod model;
+#[cfg(feature = "push")]
 pub mod push;
 pub mod rules;
 pub mod settings;

@@ -4,18 +4,22 @@
 //! acknowledge, everything else, also a time-out or a broken connection, is a failed delivery. Source: the push page of
 //! the public Pub/Sub documentation.
 
+mod guard;
+mod issuer;
+mod keys;
+mod ownership;
 mod request;
 mod window;
 mod worker;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::{broadcast::error::RecvError, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     broker::{Event, Kind},
-    connector::{Connector, Error},
+    connector::Connector,
     model::SubscriptionName,
 };
 
@@ -24,10 +28,26 @@ const REVIEW: Duration = Duration::from_secs(60);
 /// Records read at once.
 const PAGE: usize = 500;
 
+pub use issuer::{Issuer, Page, has_page};
+
+use guard::Guard;
+use ownership::Ownership;
+use worker::Outside;
+
+/// How pushes are sent.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Whether endpoints may be on this machine or in private networks.
+    pub private_networks: bool,
+    /// Certificates that are trusted beside those of the system, as PEM; empty for none.
+    pub ca_file: PathBuf,
+}
+
 /// All push workers of this node.
 pub struct Pusher {
     connector: Arc<Connector>,
-    client: reqwest::Client,
+    outside: Arc<Outside>,
+    ownership: Ownership,
     workers: HashMap<String, CancellationToken>,
     tracker: TaskTracker,
     stop: CancellationToken,
@@ -40,11 +60,19 @@ impl Pusher {
     /// Prepares push delivery; [`run`](Self::run) does it.
     ///
     /// # Errors
-    /// [`Error::Internal`] when the HTTP client can't be set up, for example without any trusted certificates.
-    pub fn new(connector: Arc<Connector>, stop: CancellationToken) -> Result<Self, Error> {
-        let client = request::client().map_err(|e| Error::Internal(format!("HTTP client: {e}")))?;
+    /// What keeps the HTTP client from being set up: no trusted certificates, or a file of them that can't be read.
+    pub fn new(
+        connector: Arc<Connector>,
+        issuer: Arc<Issuer>,
+        options: &Options,
+        stop: CancellationToken,
+    ) -> Result<Self, String> {
+        let guard = Guard { private_networks: options.private_networks };
+        let client = request::client(guard, &options.ca_file)?;
+        let outside = Arc::new(Outside { client, guard, issuer });
         let (ends, ended) = mpsc::unbounded_channel();
-        Ok(Self { connector, client, workers: HashMap::new(), tracker: TaskTracker::new(), stop, ended, ends })
+        let (workers, tracker, ownership) = (HashMap::new(), TaskTracker::new(), Ownership);
+        Ok(Self { connector, outside, ownership, workers, tracker, stop, ended, ends })
     }
 
     /// Keeps one worker for every push subscription until told to stop; then waits for the requests under way.
@@ -101,12 +129,12 @@ impl Pusher {
         }
         let Ok(parsed) = SubscriptionName::parse(name) else { return };
         let Ok(entry) = self.connector.subscription(&parsed).await else { return };
-        if !worker::wants_push(&entry) {
+        if !worker::wants_push(&entry) || !self.ownership.is_ours(&entry).await {
             return;
         }
         let stop = self.stop.child_token();
         self.workers.insert(name.to_owned(), stop.clone());
-        let worker = worker::run(self.connector.clone(), self.client.clone(), entry, stop);
+        let worker = worker::run(self.connector.clone(), self.outside.clone(), self.ownership, entry, stop);
         let (ends, name) = (self.ends.clone(), name.to_owned());
         self.tracker.spawn(async move {
             worker.await;

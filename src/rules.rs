@@ -6,3 +6,5 @@ pub mod flow_control;
 pub mod lease;
 #[cfg(feature = "schemas")]
 pub mod schema;
+#[cfg(feature = "transforms")]
+pub mod transform;

@@ -39,6 +39,12 @@ pub struct Settings {
     pub enable_reflection: bool,
     /// `host:port` that clients are told, empty for none.
     pub advertised_endpoint: String,
+    /// Whether pushes may go to this machine and to private networks.
+    pub push_internal_networks: bool,
+    /// Certificates that push trusts beside the system's, empty for none.
+    pub push_ca_file: PathBuf,
+    /// URL of the issuer of push tokens, empty for one made from the address.
+    pub push_issuer: String,
     /// Longest time a stop waits for calls under way.
     pub drain_seconds: u64,
     /// Filter of log lines: a level, or `target=level` items.
@@ -65,6 +71,9 @@ impl Default for Settings {
             workers: 0,
             enable_reflection: true,
             advertised_endpoint: String::new(),
+            push_internal_networks: true,
+            push_ca_file: PathBuf::new(),
+            push_issuer: String::new(),
             drain_seconds: 25,
             log: "info".into(),
             log_format: LogFormat::Text,

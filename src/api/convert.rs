@@ -66,7 +66,9 @@ fn timestamp_ms(ms: u64) -> Timestamp {
     Timestamp { seconds, nanos }
 }
 
-fn transform_draft(transform: pb::MessageTransform) -> TransformDraft {
+// The deprecated field is kept to be given back.
+#[allow(deprecated)]
+pub fn transform_draft(transform: pb::MessageTransform) -> TransformDraft {
     use pb::message_transform::Transform;
     let kind = match transform.transform {
         Some(Transform::JavascriptUdf(udf)) => TransformKind::JavaScript { function_name: udf.function_name, code: udf.code },
@@ -74,15 +76,14 @@ fn transform_draft(transform: pb::MessageTransform) -> TransformDraft {
         Some(Transform::AiInference(_)) => TransformKind::AiInference,
         None => TransformKind::Unknown,
     };
-    TransformDraft { kind, disabled: transform.disabled }
+    TransformDraft { kind, disabled: transform.disabled, enabled: transform.enabled }
 }
 
 fn transform(transform: MessageTransform) -> pb::MessageTransform {
-    let MessageTransform { function_name, code, disabled } = transform;
+    let MessageTransform { function_name, code, disabled, enabled } = transform;
     let udf = pb::JavaScriptUdf { function_name, code };
-    pb::MessageTransform {
-        disabled,
-        transform: Some(pb::message_transform::Transform::JavascriptUdf(udf)),
-        ..pb::MessageTransform::default()
-    }
+    let transform = Some(pb::message_transform::Transform::JavascriptUdf(udf));
+    // The deprecated field is given back as it came.
+    #[allow(deprecated)]
+    pb::MessageTransform { disabled, enabled, transform }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use tonic::codec::CompressionEncoding;
 
+#[cfg(feature = "transforms")]
+use super::proto::landline::message_transforms_server::MessageTransformsServer;
 #[cfg(feature = "schemas")]
 use super::proto::pubsub::schema_service_server::SchemaServiceServer;
 use super::proto::{
@@ -19,6 +21,8 @@ pub mod publisher;
 #[cfg(feature = "schemas")]
 pub mod schema;
 pub mod subscriber;
+#[cfg(feature = "transforms")]
+pub mod transforms;
 
 pub use front::Front;
 pub use iam::IamPolicyService;
@@ -26,6 +30,8 @@ pub use publisher::PublisherService;
 #[cfg(feature = "schemas")]
 pub use schema::SchemaService;
 pub use subscriber::SubscriberService;
+#[cfg(feature = "transforms")]
+pub use transforms::MessageTransformsService;
 
 // Requests may be compressed, answers are not: clients announce gzip whether they want it or not, and compressing every
 // StreamingPull response for them would cost far more than sending it.
@@ -59,6 +65,14 @@ pub fn schemas(connector: Arc<Connector>) -> Front<SchemaServiceServer<SchemaSer
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),
+    )
+}
+
+/// The methods on message transforms, ready to be routed to.
+#[cfg(feature = "transforms")]
+pub fn transforms(connector: Arc<Connector>) -> Front<MessageTransformsServer<MessageTransformsService>> {
+    Front::new(
+        MessageTransformsServer::new(MessageTransformsService::new(connector)).max_decoding_message_size(MAX_REQUEST_BYTES),
     )
 }
 

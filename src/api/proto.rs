@@ -8,25 +8,33 @@
 /// true types of the fields that the generated code keeps encoded.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-pub use google::{iam::v1 as iam, pubsub::v1 as pubsub, rpc, r#type as expr};
+pub use self::packages::google::{iam::v1 as iam, pubsub::v1 as pubsub, rpc, r#type as expr};
+pub use self::packages::landline::v1 as landline;
 
 /// The packages as the generated code expects them to be nested.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
-mod google {
-    pub mod iam {
-        pub mod v1 {
-            include!(concat!(env!("OUT_DIR"), "/google.iam.v1.rs"));
+mod packages {
+    pub mod google {
+        pub mod iam {
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/google.iam.v1.rs"));
+            }
+        }
+        pub mod pubsub {
+            pub mod v1 {
+                include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.rs"));
+            }
+        }
+        pub mod rpc {
+            include!(concat!(env!("OUT_DIR"), "/google.rpc.rs"));
+        }
+        pub mod r#type {
+            include!(concat!(env!("OUT_DIR"), "/google.r#type.rs"));
         }
     }
-    pub mod pubsub {
+    pub mod landline {
         pub mod v1 {
-            include!(concat!(env!("OUT_DIR"), "/google.pubsub.v1.rs"));
+            include!(concat!(env!("OUT_DIR"), "/landline.v1.rs"));
         }
-    }
-    pub mod rpc {
-        include!(concat!(env!("OUT_DIR"), "/google.rpc.rs"));
-    }
-    pub mod r#type {
-        include!(concat!(env!("OUT_DIR"), "/google.r#type.rs"));
     }
 }

@@ -42,6 +42,8 @@ pub fn code(error: &Error) -> Code {
         | Error::AckId(_)
         | Error::ForeignAckId(_)
         | Error::AckDeadline { .. }
+        | Error::Transform(_)
+        | Error::Text(_)
         | Error::SchemaEncoding
         | Error::Schema(_)
         | Error::SchemaViolation(_) => Code::InvalidArgument,

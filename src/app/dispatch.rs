@@ -7,6 +7,8 @@ use std::{
     task::{Context, Poll},
 };
 
+#[cfg(feature = "push")]
+use http::Method;
 use http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use tonic::{Status, body::Body, codegen::BoxFuture, server::NamedService};
@@ -68,6 +70,9 @@ struct Shared {
     early: Services,
     /// Services that need the broker, once it is there.
     late: OnceLock<Services>,
+    /// The issuer of push tokens, whose documents everybody may read.
+    #[cfg(feature = "push")]
+    issuer: OnceLock<Arc<crate::push::Issuer>>,
 }
 
 impl Service<Request<Body>> for Grpc {
@@ -107,8 +112,21 @@ impl Dispatch {
     /// # Errors
     /// When the API's descriptors are faulty.
     pub fn new(early: Services) -> Result<Self, SetupError> {
-        let grpc = Grpc { shared: Arc::new(Shared { early, late: OnceLock::new() }) };
+        let grpc = Grpc {
+            shared: Arc::new(Shared {
+                early,
+                late: OnceLock::new(),
+                #[cfg(feature = "push")]
+                issuer: OnceLock::new(),
+            }),
+        };
         Ok(Self { rest: rest::service(grpc.clone())?, grpc })
+    }
+
+    /// From now on the documents of this issuer are served.
+    #[cfg(feature = "push")]
+    pub fn publish(&self, issuer: Arc<crate::push::Issuer>) {
+        let _ = self.grpc.shared.issuer.set(issuer);
     }
 
     /// From now on everything is served.
@@ -123,6 +141,10 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
     type Future = Answer;
 
     fn call(&self, request: Request<Incoming>) -> Answer {
+        #[cfg(feature = "push")]
+        if crate::push::has_page(request.uri().path()) && [Method::GET, Method::HEAD].contains(request.method()) {
+            return issuer_page(self.grpc.shared.issuer.get().cloned(), request.uri().path().to_owned());
+        }
         if !is_grpc(request.headers().get(header::CONTENT_TYPE)) {
             return self.rest.clone().call(request.map(Body::new));
         }
@@ -134,6 +156,29 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
         }
         self.grpc.clone().call(request.map(Body::new))
     }
+}
+
+/// A document of the issuer of push tokens.
+#[cfg(feature = "push")]
+fn issuer_page(issuer: Option<Arc<crate::push::Issuer>>, path: String) -> Answer {
+    Box::pin(async move {
+        let page = match issuer {
+            Some(issuer) => issuer.page(&path).await.map_err(|error| error.to_string()),
+            None => Err("The broker is not ready yet.".to_owned()),
+        };
+        let (status, body, cache) = match page {
+            Ok(page) => (StatusCode::OK, page.body, format!("public, max-age={}", page.max_age_seconds)),
+            Err(text) => (StatusCode::SERVICE_UNAVAILABLE, format!("{text}\n"), "no-store".to_owned()),
+        };
+        let kind = if status == StatusCode::OK { "application/json; charset=UTF-8" } else { "text/plain; charset=utf-8" };
+        let mut answer = Response::new(Body::new(body));
+        *answer.status_mut() = status;
+        answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        if let Ok(cache) = HeaderValue::try_from(cache) {
+            answer.headers_mut().insert(header::CACHE_CONTROL, cache);
+        }
+        Ok(answer)
+    })
 }
 
 /// True for `application/grpc`, with a `+format` or parameters, but not for `application/grpc-web`, which is another

@@ -2,10 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
-
-use super::{Error, node};
+use super::{Error, node, pushing::Pushing};
 use crate::{
     broker::{
         Broker, BrokerError,
@@ -13,7 +10,6 @@ use crate::{
         redis,
     },
     connector::{self, Connector, Options},
-    push::Pusher,
     settings::{BrokerUrl, Durability, Settings},
 };
 
@@ -27,33 +23,16 @@ pub struct Core {
     pub push: Pushing,
 }
 
-/// Push delivery under way.
-pub struct Pushing {
-    stop: CancellationToken,
-    task: JoinHandle<()>,
-}
-
-impl Pushing {
-    /// Ends push delivery after the requests under way.
-    pub async fn stop(&mut self) {
-        self.stop.cancel();
-        // A panic has been reported where it happened.
-        let _ = (&mut self.task).await;
-    }
-}
-
-/// Opens everything once.
+/// Opens everything once. `port` is the one that the server listens on.
 ///
 /// # Errors
-/// [`Error::Broker`], which [may pass](may_pass) where the broker is another process; [`Error::NodeId`].
-pub async fn open(settings: &Settings) -> Result<Core, Error> {
+/// [`Error::Broker`], which [may pass](may_pass) where the broker is another process; [`Error::NodeId`]; [`Error::Push`].
+pub async fn open(settings: &Settings, port: u16) -> Result<Core, Error> {
     let broker = open_broker(settings).await?;
     let node_id = node::id(&settings.connector.node_id, data_folder(settings)).map_err(Error::NodeId)?;
     let connector = Connector::open(broker.clone(), Options { node_id, ..settings.connector.clone() }).await;
     let connector = connector.map_err(|error| Error::Broker(broker_error(error)))?;
-    let stop = CancellationToken::new();
-    let pusher = Pusher::new(connector.clone(), stop.clone()).map_err(|error| Error::Broker(broker_error(error)))?;
-    let push = Pushing { stop, task: tokio::spawn(pusher.run()) };
+    let push = Pushing::start(settings, &connector, port)?;
     Ok(Core { broker, connector, push })
 }
 
@@ -71,11 +50,11 @@ fn broker_error(error: connector::Error) -> BrokerError {
 ///
 /// # Errors
 /// Only what does not pass by waiting.
-pub async fn open_patiently(settings: &Settings) -> Result<Core, Error> {
+pub async fn open_patiently(settings: &Settings, port: u16) -> Result<Core, Error> {
     let (mut pause, longest) = RETRY_PAUSES;
     loop {
         tokio::time::sleep(pause).await;
-        match open(settings).await {
+        match open(settings, port).await {
             Err(error) if may_pass(&error, settings) => tracing::warn!(%error, "still not ready"),
             opened => return opened,
         }

@@ -4,11 +4,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tonic::transport::{Channel, Endpoint};
 
-use super::{Options, Scenario};
+use super::{Options, Scenario, Shaping};
 use crate::{
     api::proto::pubsub::{
-        DeleteSubscriptionRequest, DeleteTopicRequest, StreamingPullRequest, StreamingPullResponse, Subscription, Topic,
-        publisher_client::PublisherClient, subscriber_client::SubscriberClient,
+        CreateSchemaRequest, DeleteSchemaRequest, DeleteSubscriptionRequest, DeleteTopicRequest, Encoding, JavaScriptUdf,
+        MessageTransform, Schema, SchemaSettings, StreamingPullRequest, StreamingPullResponse, Subscription, Topic,
+        message_transform, publisher_client::PublisherClient, schema, schema_service_client::SchemaServiceClient,
+        subscriber_client::SubscriberClient,
     },
     model::EncodedMessage,
     tls::{self, Trust},
@@ -18,6 +20,8 @@ use crate::{
 const CONNECTION_WINDOW: u32 = 16 << 20;
 const STREAM_WINDOW: u32 = 4 << 20;
 const MAX_RESPONSE: usize = 64 << 20;
+/// What the text payloads follow.
+const SCHEMA: &str = r#"{"type":"record","name":"Bench","fields":[{"name":"number","type":"long"},{"name":"sent","type":"long"},{"name":"filling","type":"string"}]}"#;
 
 pub struct Client {
     channels: Vec<Channel>,
@@ -64,12 +68,17 @@ impl Client {
             topic: format!("projects/{}/topics/bench-{run}", options.project),
             subscriptions: (0..count).map(|n| format!("projects/{}/subscriptions/bench-{run}-{n}", options.project)).collect(),
         };
-        client.create(options.scenario == Scenario::Ordered).await?;
+        client.create(options.scenario == Scenario::Ordered, options.shaping).await?;
         Ok(client)
     }
 
-    async fn create(&self, ordered: bool) -> Result<(), String> {
-        let topic = Topic { name: self.topic.clone(), ..Default::default() };
+    async fn create(&self, ordered: bool, shaping: Shaping) -> Result<(), String> {
+        let mut topic = Topic { name: self.topic.clone(), ..Default::default() };
+        match shaping {
+            Shaping::None => {}
+            Shaping::Schema => topic.schema_settings = Some(self.create_schema().await?),
+            Shaping::Transform => topic.message_transforms = vec![transform()],
+        }
         self.publisher(0).create_topic(topic).await.map_err(|e| format!("CreateTopic: {e}"))?;
         for name in &self.subscriptions {
             let subscription = Subscription {
@@ -84,6 +93,16 @@ impl Client {
         Ok(())
     }
 
+    /// A schema by the name of the topic.
+    async fn create_schema(&self) -> Result<SchemaSettings, String> {
+        let (parent, id) = self.topic.split_once("/topics/").unwrap_or_default();
+        let schema = Schema { r#type: schema::Type::Avro as i32, definition: SCHEMA.into(), ..Default::default() };
+        let request = CreateSchemaRequest { parent: parent.into(), schema: Some(schema), schema_id: id.into() };
+        let mut schemas = SchemaServiceClient::new(self.channels[0].clone());
+        let schema = schemas.create_schema(request).await.map_err(|e| format!("CreateSchema: {e}"))?.into_inner();
+        Ok(SchemaSettings { schema: schema.name, encoding: Encoding::Json as i32, ..Default::default() })
+    }
+
     /// Removes what the run made; what is left behind by a failure does no harm.
     pub async fn remove(&self) {
         for subscription in &self.subscriptions {
@@ -91,6 +110,8 @@ impl Client {
             let _ = self.subscriber(0).delete_subscription(request).await;
         }
         let _ = self.publisher(0).delete_topic(DeleteTopicRequest { topic: self.topic.clone() }).await;
+        let name = self.topic.replace("/topics/", "/schemas/");
+        let _ = SchemaServiceClient::new(self.channels[0].clone()).delete_schema(DeleteSchemaRequest { name }).await;
     }
 
     pub fn publisher(&self, n: usize) -> PublisherClient<Channel> {
@@ -124,6 +145,19 @@ impl Client {
 
 pub fn now_nanos() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
+}
+
+/// As [`message`], but JSON text, for a schema or a function.
+pub fn text_message(number: u64, bytes: usize, key: &str) -> bytes::Bytes {
+    let head = format!(r#"{{"number":{number},"sent":{},"filling":""#, now_nanos());
+    let filling = "x".repeat(bytes.saturating_sub(head.len() + 2));
+    EncodedMessage::encode(format!(r#"{head}{filling}"}}"#).as_bytes(), [], key).wire().clone()
+}
+
+fn transform() -> MessageTransform {
+    let code = "function shape(message) { message.attributes.shaped = 'yes'; return message; }";
+    let udf = JavaScriptUdf { function_name: "shape".into(), code: code.into() };
+    MessageTransform { transform: Some(message_transform::Transform::JavascriptUdf(udf)), ..Default::default() }
 }
 
 /// A message: its number and the time, then filling.

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
-    Options,
-    client::{Client, message, now_nanos, read},
+    Options, Shaping,
+    client::{Client, message, now_nanos, read, text_message},
     report::{Report, Seen, Watch},
 };
 use crate::api::proto::pubsub::{PublishRequest, StreamingPullRequest};
@@ -39,7 +39,8 @@ async fn publish_all(options: &Options, client: &Client, keys: u64) -> Result<u6
                 }
                 // One request carries one key, as the official clients do it.
                 let key = if keys == 0 { String::new() } else { format!("key-{}", first / options.batch % keys) };
-                let messages = (first..end).map(|number| message(number, options.bytes as usize, &key)).collect();
+                let make = if options.shaping == Shaping::None { message } else { text_message };
+                let messages = (first..end).map(|number| make(number, options.bytes as usize, &key)).collect();
                 let request = PublishRequest { topic: topic.clone(), messages };
                 let response = publisher.publish(request).await.map_err(|e| format!("Publish: {e}"))?;
                 confirmed += response.into_inner().message_ids.len() as u64;

@@ -15,7 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "schemas")]
 use super::schemas::SchemaEntry;
-use super::{Error, record};
+use super::{
+    Error, record,
+    transforms::{Pipeline, pipeline},
+};
 use crate::{
     broker::{Broker, BrokerError, Change, Event, Kind, QueueRef, Record, TopicRef},
     model::{Subscription, SubscriptionName, Topic, TopicName},
@@ -39,6 +42,8 @@ pub struct TopicEntry {
     pub version: u64,
     /// How the broker knows the topic.
     pub reference: TopicRef,
+    /// The enabled transforms.
+    pub(super) transforms: Pipeline,
     route: RwLock<Option<Arc<Route>>>,
 }
 
@@ -82,12 +87,15 @@ pub struct SubscriptionEntry {
     pub queue: QueueRef,
     /// The compiled filter; none takes every message.
     pub filter: Option<Filter>,
+    /// The enabled transforms.
+    pub(super) transforms: Pipeline,
     retired: CancellationToken,
 }
 
 impl TopicEntry {
     fn new(topic: Topic, version: u64) -> Self {
-        Self { reference: topic_ref(&topic.name, topic.incarnation), topic, version, route: RwLock::new(None) }
+        let (reference, transforms) = (topic_ref(&topic.name, topic.incarnation), pipeline(&topic.message_transforms));
+        Self { reference, transforms, topic, version, route: RwLock::new(None) }
     }
 
     pub(super) fn route(&self) -> Option<Arc<Route>> {
@@ -119,7 +127,8 @@ impl SubscriptionEntry {
                 Error::Internal(format!("the record {} has a filter that can't be read: {e}", subscription.name))
             })?),
         };
-        Ok(Self { subscription, version, queue, filter, retired: CancellationToken::new() })
+        let transforms = pipeline(&subscription.message_transforms);
+        Ok(Self { subscription, version, queue, filter, transforms, retired: CancellationToken::new() })
     }
 
     /// Resolves once the entry is out of date: the record changed or was deleted, or may have been. Look it up again then.

@@ -114,6 +114,41 @@ pub(super) fn release(broker: &Arc<dyn Broker>, tasks: &TaskTracker, queue: &Que
     );
 }
 
+/// Leases that are given back, as if they had never been given, unless they are forgotten before this is dropped.
+#[cfg(feature = "transforms")]
+pub(super) struct Held<'a> {
+    broker: &'a Arc<dyn Broker>,
+    tasks: TaskTracker,
+    queue: &'a QueueRef,
+    /// In the order of the leases, so that they go back in order.
+    tokens: Vec<LeaseToken>,
+}
+
+#[cfg(feature = "transforms")]
+impl<'a> Held<'a> {
+    pub fn new(
+        broker: &'a Arc<dyn Broker>,
+        tasks: TaskTracker,
+        queue: &'a QueueRef,
+        tokens: impl IntoIterator<Item = LeaseToken>,
+    ) -> Self {
+        Self { broker, tasks, queue, tokens: tokens.into_iter().collect() }
+    }
+
+    /// Somebody else looks after these.
+    pub fn forget(&mut self, tokens: &[LeaseToken]) {
+        let known: std::collections::HashSet<_> = tokens.iter().collect();
+        self.tokens.retain(|token| !known.contains(token));
+    }
+}
+
+#[cfg(feature = "transforms")]
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        release(self.broker, &self.tasks, self.queue, std::mem::take(&mut self.tokens));
+    }
+}
+
 /// A session that takes part in its queue's hand-out until this is dropped.
 pub(super) struct Attached {
     broker: Arc<dyn Broker>,

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Connector, Error, record};
+use super::{Connector, Error, SubscriptionEntry, record};
 use crate::{
     broker::{BrokerError, DeadLetter, Event, Kind},
     model::{EncodedMessage, Subscription, SubscriptionName, TopicName},
@@ -228,7 +228,7 @@ impl Connector {
         let topic = entry.subscription.dead_letter_policy.as_ref().and_then(|policy| policy.dead_letter_topic.as_ref());
         let refused = match topic {
             None => Some("the subscription has no dead-letter topic any more".to_owned()),
-            Some(topic) => self.publish_dead_letters(name, topic, letters).await?,
+            Some(topic) => self.publish_dead_letters(&entry, topic, letters).await?,
         };
         let counts = &self.delivery.dead_letters;
         let count = if refused.is_some() { &counts.failed } else { &counts.forwarded };
@@ -240,12 +240,16 @@ impl Connector {
     /// Answers why the letters can't be published, if that is not for the broker's momentary state.
     async fn publish_dead_letters(
         &self,
-        source: &SubscriptionName,
+        source: &SubscriptionEntry,
         topic: &TopicName,
         letters: Vec<DeadLetter>,
     ) -> Result<Option<String>, Error> {
-        let forwarded = |letter: DeadLetter| dead_letter::forwarded(letter.message, source, letter.attempts);
-        let messages: Vec<EncodedMessage> = match letters.into_iter().map(forwarded).collect() {
+        let errors = self.transform_errors(source, &letters).await;
+        let name = &source.subscription.name;
+        let forwarded = |(letter, error): (DeadLetter, Option<String>)| {
+            dead_letter::forwarded(letter.message, name, letter.attempts, error.as_deref())
+        };
+        let messages: Vec<EncodedMessage> = match letters.into_iter().zip(errors).map(forwarded).collect() {
             Ok(messages) => messages,
             Err(error) => return Ok(Some(format!("a stored message can't be read: {error}"))),
         };

@@ -131,6 +131,7 @@ pub struct CompiledDraft {
 pub struct TransformDraft {
     pub kind: TransformKind,
     pub disabled: bool,
+    pub enabled: bool,
 }
 
 /// What a transform does.

@@ -106,6 +106,12 @@ pub enum Error {
     /// An access policy's etag is no longer the current one.
     #[error("There were concurrent policy changes. Please retry the whole read-modify-write with exponential backoff.")]
     PolicyChanged,
+    /// A message transform failed on a message that was to be published. Holds the public text.
+    #[error("Invalid data in message: {0}.")]
+    Transform(String),
+    /// Something is illegal in the request. Holds the public text.
+    #[error("{0}")]
+    Text(String),
     #[error("Invalid schema encoding provided.")]
     SchemaEncoding,
     /// A schema's definition is not legal, or may not follow the one before it. Holds the public text.

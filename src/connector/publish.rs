@@ -64,8 +64,15 @@ impl Connector {
         check_count(messages.len())?;
         let topic = self.topic(name).await?;
         let messages = messages.into_iter().map(|wire| self.scan(wire)).collect::<Result<Vec<_>, _>>()?;
-        let messages = self.prepare(&topic, messages).await?;
-        Ok(self.append(name, messages).await?.message_ids)
+        // Transforms before the schema, which what they return has to follow.
+        let transformed = self.transform_published(&topic.transforms, messages).await?;
+        let kept: Option<Vec<bool>> = (!topic.transforms.is_empty()).then(|| transformed.iter().map(Option::is_some).collect());
+        let messages = self.follow_schema(&topic.topic, transformed.into_iter().flatten().collect()).await?;
+        let ids = if messages.is_empty() { Vec::new() } else { self.append(name, messages).await?.message_ids };
+        Ok(match kept {
+            Some(kept) => with_dropped(&kept, ids),
+            None => ids,
+        })
     }
 
     /// Publishes messages that were checked already, or that the server itself made (dead letters), past the limits on
@@ -77,17 +84,12 @@ impl Connector {
         Ok(self.append(name, messages).await?.message_ids)
     }
 
-    fn scan(&self, wire: Bytes) -> Result<EncodedMessage, Error> {
+    pub(super) fn scan(&self, wire: Bytes) -> Result<EncodedMessage, Error> {
         let maximum = self.options().max_message_bytes;
         if wire.len() > maximum {
             return Err(Error::TooLarge { field: "message_size", passed: wire.len().to_string(), maximum: maximum.to_string() });
         }
         Ok(EncodedMessage::scan(wire)?)
-    }
-
-    /// What a topic does to messages before they are stored. Its transforms take their place here.
-    async fn prepare(&self, topic: &TopicEntry, messages: Vec<EncodedMessage>) -> Result<Vec<EncodedMessage>, Error> {
-        self.follow_schema(&topic.topic, messages).await
     }
 
     async fn append(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Appended, Error> {
@@ -157,6 +159,14 @@ impl Connector {
         self.catalog.forget_subscription(name.as_str());
         Ok(self.catalog.subscription(&name).await?.filter(fits))
     }
+}
+
+/// Ids of the messages that a transform dropped, among those of the ones that were stored. A publisher gets one for each; they
+/// come from the half of the numbers that brokers don't count to.
+fn with_dropped(kept: &[bool], ids: Vec<u64>) -> Vec<u64> {
+    let mut ids = ids.into_iter();
+    let dropped = || rand::random::<u64>() | 1 << 63;
+    kept.iter().map(|kept| if *kept { ids.next().unwrap_or_default() } else { dropped() }).collect()
 }
 
 /// Which queue takes which messages. Every filter is asked once a message, however many subscriptions share it.

@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     Connector, Error, SubscriptionEntry,
     channel::{Attached, Channel, release},
+    transforms::MAX_LEASED,
 };
 use crate::{
     broker::{Broker, BrokerError, LeaseRequest, LeaseToken, Leased, QueueRef},
@@ -90,6 +91,18 @@ pub(super) fn check_pullable(entry: &SubscriptionEntry) -> Result<(), Error> {
     Ok(())
 }
 
+/// Why nothing could be pulled.
+enum PullError {
+    Broker(BrokerError),
+    Other(Error),
+}
+
+impl From<BrokerError> for PullError {
+    fn from(error: BrokerError) -> Self {
+        Self::Broker(error)
+    }
+}
+
 impl Connector {
     /// Leases up to `max_messages` messages (at most 1000 and 10 MB), waiting for the first of them for up to `wait`. The
     /// answer is empty when none came. Dropping the future gives back what it leased.
@@ -111,8 +124,9 @@ impl Connector {
                 Ok(Some(leased)) => return Ok(self.pulled(&channel, leased)),
                 // The subscription changed.
                 Ok(None) => {}
-                Err(BrokerError::Gone) => self.forget_subscription(name),
-                Err(error) => return Err(error.into()),
+                Err(PullError::Broker(BrokerError::Gone)) => self.forget_subscription(name),
+                Err(PullError::Broker(error)) => return Err(error.into()),
+                Err(PullError::Other(error)) => return Err(error),
             }
         }
         Err(Error::Contended)
@@ -125,12 +139,18 @@ impl Connector {
         channel: &Channel,
         max_messages: usize,
         until: Instant,
-    ) -> Result<Option<Vec<Leased>>, BrokerError> {
+    ) -> Result<Option<Vec<Leased>>, PullError> {
         let attached = self.delivery.attach(&channel.queue);
         loop {
             let leased = self.broker.lease(self.lease_for_pull(entry, &attached, max_messages)).await?;
+            let had_some = !leased.is_empty();
+            let leased = self.transform_leased(entry, leased).await.map_err(PullError::Other)?;
             if !leased.is_empty() || Instant::now() >= until {
                 return Ok(Some(leased));
+            }
+            if had_some {
+                // None of them was for the client; there may be others.
+                attached.session.wake();
             }
             tokio::select! {
                 () = attached.session.woken() => {}
@@ -146,7 +166,7 @@ impl Connector {
         LeaseRequest {
             queue: entry.queue.clone(),
             session: attached.session.clone(),
-            max_messages,
+            max_messages: if entry.transforms.is_empty() { max_messages } else { max_messages.min(MAX_LEASED) },
             max_bytes: MAX_PULL_BYTES as u64,
             deadline_ms: lease::first_deadline_ms(asked_ms, self.max_lease_life_ms()),
             max_inflight: self.options.max_inflight_per_subscription,

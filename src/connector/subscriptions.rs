@@ -59,7 +59,7 @@ impl Connector {
         let name = if draft.name.is_empty() { new_name(&topic)? } else { SubscriptionName::parse(&draft.name)? };
         let mut subscription = self.blank(name.clone(), topic.clone(), &draft)?;
         for field in FIELDS {
-            fields::set(&mut subscription, field, &draft, self.options())?;
+            self.set_field(&mut subscription, field, &draft).await?;
         }
         check_combination(&subscription)?;
         subscription.topic_incarnation = self.read_topic(&topic).await?.0.incarnation;
@@ -100,6 +100,13 @@ impl Connector {
             enable_exactly_once_delivery: false,
             message_transforms: Vec::new(),
         })
+    }
+
+    async fn set_field(&self, sub: &mut Subscription, field: fields::Field, draft: &SubscriptionDraft) -> Result<(), Error> {
+        if field == fields::Field::Transforms {
+            sub.message_transforms = self.message_transforms(&draft.message_transforms).await?;
+        }
+        fields::set(sub, field, draft, self.options())
     }
 
     async fn check_dead_letter_topic(&self, subscription: &Subscription) -> Result<(), Error> {
@@ -166,7 +173,7 @@ impl Connector {
             let (mut next, version) = self.read_subscription(&name).await?;
             let mut merged = fields::to_draft(&next);
             for field in merge(&paths, &mut merged, &draft) {
-                fields::set(&mut next, field, &merged, self.options())?;
+                self.set_field(&mut next, field, &merged).await?;
             }
             check_combination(&next)?;
             if names_dead_letter_topic {

@@ -99,7 +99,8 @@ pub struct TopicView {
     pub schema_deleted: bool,
 }
 
-/// Checks one field of a draft and sets it. Schema settings are read from the store: see [`Connector::set_topic_field`].
+/// Checks one field of a draft and sets it. Schema settings are read from the store and transforms are tried: see
+/// [`Connector::set_topic_field`].
 fn set(topic: &mut Topic, field: Field, draft: &TopicDraft) -> Result<(), Error> {
     match field {
         Field::Labels => topic.labels = validate::labels(&draft.labels)?,
@@ -107,10 +108,9 @@ fn set(topic: &mut Topic, field: Field, draft: &TopicDraft) -> Result<(), Error>
             topic.message_storage_policy = validate::storage_policy(draft.message_storage_policy.as_ref())?;
         }
         Field::KmsKeyName => topic.kms_key_name = validate::kms_key_name(&draft.kms_key_name)?,
-        Field::Schema => {}
+        Field::Schema | Field::Transforms => {}
         Field::Retention => topic.message_retention_ms = validate::topic_retention_ms(draft.message_retention)?,
         Field::Ingestion => validate::unsupported::ingestion(draft.ingestion)?,
-        Field::Transforms => topic.message_transforms = validate::unsupported::message_transforms(&draft.message_transforms)?,
     }
     Ok(())
 }
@@ -192,6 +192,9 @@ impl Connector {
     async fn set_topic_field(&self, topic: &mut Topic, field: Field, draft: &TopicDraft) -> Result<(), Error> {
         if field == Field::Schema {
             topic.schema_settings = self.schema_settings(draft.schema_settings.as_ref()).await?;
+        }
+        if field == Field::Transforms {
+            topic.message_transforms = self.message_transforms(&draft.message_transforms).await?;
         }
         set(topic, field, draft)
     }

@@ -5,11 +5,11 @@
 
 use super::{
     Error, Options,
-    draft::{DeadLetterDraft, RetryDraft, Span, TransformDraft},
+    draft::{DeadLetterDraft, RetryDraft, Span},
 };
 use crate::{
     model::{
-        DeadLetterPolicy, ExpirationPolicy, MessageTransform, RetryPolicy, StoragePolicy, TopicName,
+        DeadLetterPolicy, ExpirationPolicy, RetryPolicy, StoragePolicy, TopicName,
         limits::{
             DEFAULT_EXPIRATION_SECONDS, DEFAULT_MIN_BACKOFF_SECONDS, DEFAULT_RETENTION_SECONDS, MAX_ACK_DEADLINE_SECONDS,
             MAX_BACKOFF_SECONDS, MAX_DELIVERY_ATTEMPTS, MAX_LABEL_CHARS, MAX_LABELS, MAX_RETENTION_SECONDS, MAX_SNAPSHOT_SECONDS,
@@ -33,12 +33,7 @@ const MAX_REGION_BYTES: usize = 63;
 
 /// The one place for refusals of what is legal in the API but not done here. Remove a function when its feature exists.
 pub mod unsupported {
-    use super::{Error, MessageTransform, TransformDraft};
-
-    /// Message transforms.
-    pub fn message_transforms(drafts: &[TransformDraft]) -> Result<Vec<MessageTransform>, Error> {
-        if drafts.is_empty() { Ok(Vec::new()) } else { Err(Error::Unsupported("message_transforms")) }
-    }
+    use super::Error;
 
     /// Import topics.
     pub fn ingestion(present: bool) -> Result<(), Error> {

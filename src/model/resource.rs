@@ -70,6 +70,16 @@ pub struct MessageTransform {
     pub code: String,
     #[serde(default)]
     pub disabled: bool,
+    /// The old opposite of `disabled`: echoed, without effect.
+    #[serde(default)]
+    pub enabled: bool,
+}
+
+impl MessageTransform {
+    /// Whether both do the same.
+    pub fn same_code(&self, other: &Self) -> bool {
+        self.function_name == other.function_name && self.code == other.code
+    }
 }
 
 /// A subscription.

@@ -1,11 +1,12 @@
 //! The HTTP request of one message. Source: sections "wrapped" and "unwrapped" of the push documentation.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use serde::Serialize;
 
+use super::guard::Guard;
 use crate::{
     broker::Leased,
     model::{EncodedMessage, PushWrapper, Subscription},
@@ -35,15 +36,30 @@ const OWN_HEADERS: &[&str] = &[
     "authorization",
 ];
 
-/// A client that sends each request as it is: no redirects, no proxy of the environment.
-pub fn client() -> reqwest::Result<reqwest::Client> {
+/// A client that sends each request as it is: no redirects, no proxy of the environment. It resolves names by the guard.
+///
+/// # Errors
+/// What is wrong with the certificates.
+pub fn client(guard: Guard, ca_file: &Path) -> Result<reqwest::Client, String> {
+    let mut own = Vec::new();
+    if !ca_file.as_os_str().is_empty() {
+        let wrong = |what: String| format!("PUSH_CA_FILE {}: {what}", ca_file.display());
+        let pem = std::fs::read(ca_file).map_err(|e| wrong(e.to_string()))?;
+        own = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| wrong(e.to_string()))?;
+        if own.is_empty() {
+            return Err(wrong("there is no certificate in it".into()));
+        }
+    }
     reqwest::Client::builder()
+        .dns_resolver(Arc::new(guard))
+        .tls_certs_merge(own)
         .redirect(reqwest::redirect::Policy::none())
         .user_agent(USER_AGENT)
         .connect_timeout(CONNECT)
         .pool_idle_timeout(IDLE)
         .no_proxy()
         .build()
+        .map_err(|e| format!("the HTTP client of push: {e}"))
 }
 
 /// Status codes that acknowledge.

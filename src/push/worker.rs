@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use http::header;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{request, window::Window};
+use super::{guard::Guard, issuer::Issuer, ownership::Ownership, request, window::Window};
 use crate::{
     broker::{Broker, BrokerError, DeadlineChange, LeaseRequest, Leased, QueueRef, Session, next_session_id},
     connector::{Connector, SubscriptionEntry},
@@ -44,21 +45,36 @@ impl Drop for Slot {
     }
 }
 
+/// How this node reaches endpoints.
+pub struct Outside {
+    pub client: reqwest::Client,
+    pub guard: Guard,
+    pub issuer: Arc<Issuer>,
+}
+
 struct Worker {
     connector: Arc<Connector>,
-    client: reqwest::Client,
+    outside: Arc<Outside>,
+    ownership: Ownership,
     entry: Arc<SubscriptionEntry>,
     window: Window,
     idle: Vec<Slot>,
-    under_way: FuturesUnordered<BoxFuture<'static, (Slot, bool)>>,
+    under_way: FuturesUnordered<BoxFuture<'static, (Slot, Option<bool>)>>,
     not_before: Instant,
 }
 
-/// Pushes until the subscription is gone, is no longer a push subscription, or `stop` is cancelled.
-pub async fn run(connector: Arc<Connector>, client: reqwest::Client, entry: Arc<SubscriptionEntry>, stop: CancellationToken) {
+/// Pushes until the subscription is gone, is no longer a push subscription or no longer this node's, or `stop` is cancelled.
+pub async fn run(
+    connector: Arc<Connector>,
+    outside: Arc<Outside>,
+    ownership: Ownership,
+    entry: Arc<SubscriptionEntry>,
+    stop: CancellationToken,
+) {
     let mut worker = Worker {
         connector,
-        client,
+        outside,
+        ownership,
         entry,
         window: Window::default(),
         idle: Vec::new(),
@@ -123,10 +139,20 @@ impl Worker {
     }
 
     fn start(&mut self, slot: Slot, leased: Leased) {
-        let (client, entry, timeout) = (self.client.clone(), self.entry.clone(), self.timeout());
+        let (outside, entry, timeout) = (self.outside.clone(), self.entry.clone(), self.timeout());
+        let connector = self.connector.clone();
         let bypass_backoff = self.connector.options().nack_bypasses_backoff;
         self.under_way.push(Box::pin(async move {
-            let success = post(&client, &entry, &leased, timeout).await;
+            let leased = match connector.transform_leased(&entry, vec![leased]).await {
+                Ok(leased) => leased.into_iter().next(),
+                Err(error) => {
+                    tracing::warn!(%error, subscription = %entry.subscription.name, "push can't transform");
+                    return (slot, Some(false));
+                }
+            };
+            // Dropped or failed, and settled as such.
+            let Some(leased) = leased else { return (slot, None) };
+            let success = post(&outside, &entry, &leased, timeout).await;
             let settled = if success {
                 slot.broker.acknowledge(&slot.queue, &[leased.token]).await
             } else {
@@ -136,13 +162,16 @@ impl Worker {
             if let Err(error) = settled {
                 tracing::warn!(%error, subscription = %entry.subscription.name, "push can't settle; the lease runs out");
             }
-            (slot, success)
+            (slot, Some(success))
         }));
     }
 
-    fn answered(&mut self, slot: Slot, success: bool) {
-        self.window.answered(success);
-        self.not_before = Instant::now() + self.window.pause();
+    /// `success` is what the endpoint said; none when it was not asked.
+    fn answered(&mut self, slot: Slot, success: Option<bool>) {
+        if let Some(success) = success {
+            self.window.answered(success);
+            self.not_before = Instant::now() + self.window.pause();
+        }
         // Asked first the next time: an ordering key may wait for it.
         self.idle.push(slot);
     }
@@ -151,7 +180,7 @@ impl Worker {
     async fn reload(&mut self) -> bool {
         let name = self.entry.subscription.name.clone();
         match self.connector.subscription(&name).await {
-            Ok(entry) if wants_push(&entry) && entry.queue == self.entry.queue => {
+            Ok(entry) if wants_push(&entry) && entry.queue == self.entry.queue && self.ownership.is_ours(&entry).await => {
                 if entry.subscription.push_config.endpoint != self.entry.subscription.push_config.endpoint {
                     self.window = Window::default();
                     self.not_before = Instant::now();
@@ -164,18 +193,34 @@ impl Worker {
     }
 }
 
-async fn post(client: &reqwest::Client, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> bool {
+/// Whether the endpoint took the message. Whatever keeps it from being asked is as bad as a refusal.
+async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> bool {
     let subscription = &entry.subscription;
-    let Some((headers, body)) = request::build(subscription, leased) else {
+    let Some((mut headers, body)) = request::build(subscription, leased) else {
         tracing::error!(%subscription.name, sequence = leased.token.sequence, "a stored message can't be read");
         return false;
     };
-    let sent = client.post(&subscription.push_config.endpoint).headers(headers).body(body).timeout(timeout).send().await;
-    match sent {
+    match outside.issuer.authorization(subscription).await {
+        Ok(Some(token)) => _ = headers.insert(header::AUTHORIZATION, token),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(%subscription.name, "push has no token: {}", error.internal().unwrap_or("the broker is busy"));
+            return false;
+        }
+    }
+    let Ok(url) = reqwest::Url::parse(&subscription.push_config.endpoint) else {
+        tracing::debug!(%subscription.name, "the endpoint is no URL");
+        return false;
+    };
+    if let Err(refused) = outside.guard.check(&url) {
+        tracing::debug!(%subscription.name, %refused, "push refused");
+        return false;
+    }
+    match outside.client.post(url).headers(headers).body(body).timeout(timeout).send().await {
         // The status alone decides; the body is not read.
         Ok(response) => request::acknowledges(response.status().as_u16()),
         Err(error) => {
-            tracing::debug!(%error, %subscription.name, "push failed");
+            tracing::debug!(error = &error as &dyn std::error::Error, %subscription.name, "push failed");
             false
         }
     }

@@ -198,6 +198,27 @@ pub static KEYS: &[Key] = &[
         get: |s| s.advertised_endpoint.clone(),
     },
     Key {
+        name: "PUSH_INTERNAL_NETWORKS",
+        range: "allow or deny",
+        about: "Whether push endpoints may be on this machine or in private networks. Link-local addresses never are.",
+        set: |s, v| store(&mut s.push_internal_networks, value::allowed(v)),
+        get: |s| if s.push_internal_networks { "allow".into() } else { "deny".into() },
+    },
+    Key {
+        name: "PUSH_CA_FILE",
+        range: "the path of a PEM file, or empty",
+        about: "Certificates that push endpoints are trusted by, beside those of the system.",
+        set: |s, v| store(&mut s.push_ca_file, text(v).map(Into::into)),
+        get: |s| s.push_ca_file.display().to_string(),
+    },
+    Key {
+        name: "PUSH_ISSUER",
+        range: "an http or https URL without a slash at its end, or empty",
+        about: "Issuer of the tokens that pushes carry, and the URL that its keys are found below. Empty: made from ADVERTISED_ENDPOINT, or else localhost and the port.",
+        set: |s, v| store(&mut s.push_issuer, value::issuer(v)),
+        get: |s| s.push_issuer.clone(),
+    },
+    Key {
         name: "WORKERS",
         range: "0..256 (0 takes one a core)",
         about: "Threads that serve connections.",

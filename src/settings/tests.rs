@@ -63,6 +63,12 @@ fn each_range_ends_where_it_says() {
         ("MIN_ACK_EXTENSION_SECONDS", &["0", "10"], &["11"]),
         ("NACK_BYPASSES_BACKOFF", &["true", "FALSE"], &["yes", "1", ""]),
         ("EXACTLY_ONCE_SCOPE", &["cluster", "node"], &["both", "Node"]),
+        ("PUSH_INTERNAL_NETWORKS", &["allow", "deny"], &["", "true", "Allow"]),
+        (
+            "PUSH_ISSUER",
+            &["", "http://landline:8085", "https://id.example/landline"],
+            &["id.example", "https://", "https://id.example/", "ftp://x", "https:///x", "https://x?y"],
+        ),
         ("NODE_ID", &["", "node-1.a_b"], &["a b", "a/b", &"x".repeat(65)]),
         (
             "ADVERTISED_ENDPOINT",

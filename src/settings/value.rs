@@ -58,6 +58,25 @@ pub(super) fn node_id(text: &str) -> Option<String> {
     (legal && text.len() <= NODE_ID_MAX_BYTES).then(|| text.to_owned())
 }
 
+/// `allow` or `deny`.
+pub(super) fn allowed(text: &str) -> Option<bool> {
+    match text {
+        "allow" => Some(true),
+        "deny" => Some(false),
+        _ => None,
+    }
+}
+
+/// An http or https URL that paths can be put behind; empty for none.
+pub(super) fn issuer(text: &str) -> Option<String> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let legal = |rest: &str| {
+        let graphic = rest.bytes().all(|b| b.is_ascii_graphic() && !b"?#\"\\".contains(&b));
+        graphic && !rest.is_empty() && !rest.starts_with('/') && !rest.ends_with('/')
+    };
+    (text.is_empty() || rest.is_some_and(legal)).then(|| text.to_owned())
+}
+
 /// `host:port` with a port from 1; empty for none.
 pub(super) fn endpoint(text: &str) -> Option<String> {
     if text.is_empty() {

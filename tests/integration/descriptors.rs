@@ -92,14 +92,17 @@ fn service_facts(service: &ServiceDescriptor, facts: &mut BTreeSet<String>) {
     service.methods().for_each(|method| method_facts(&method, facts));
 }
 
-/// The facts of the server's descriptors, without those of google.protobuf, which the compiler supplies.
+/// Packages that are no part of the API: what the compiler supplies, and the server's own methods.
+const OTHERS: [&str; 2] = ["google.protobuf", "landline.v1"];
+
+/// The facts of the server's descriptors of the API.
 fn our_facts() -> BTreeSet<String> {
     let pool = DescriptorPool::decode(proto::FILE_DESCRIPTOR_SET).unwrap();
     let mut facts = BTreeSet::new();
-    for message in pool.all_messages().filter(|m| !m.is_map_entry() && m.package_name() != "google.protobuf") {
+    for message in pool.all_messages().filter(|m| !m.is_map_entry() && !OTHERS.contains(&m.package_name())) {
         message_facts(&message, &mut facts);
     }
-    for named in pool.all_enums().filter(|named| named.package_name() != "google.protobuf") {
+    for named in pool.all_enums().filter(|named| !OTHERS.contains(&named.package_name())) {
         enum_facts(&named, &mut facts);
     }
     for extension in pool.all_extensions() {
@@ -109,7 +112,7 @@ fn our_facts() -> BTreeSet<String> {
         let named = named.or_else(|| kind.as_enum().map(|named| named.full_name().to_owned())).unwrap();
         facts.insert(format!("extension {} = {} {list}{named}", extension.full_name(), extension.number()));
     }
-    pool.services().for_each(|service| service_facts(&service, &mut facts));
+    pool.services().filter(|s| !OTHERS.contains(&s.package_name())).for_each(|service| service_facts(&service, &mut facts));
     facts
 }
 

@@ -32,3 +32,4 @@ mod settling;
 mod startup;
 mod streaming;
 mod tls;
+mod transforms;

@@ -14,6 +14,7 @@ use crate::{
     connector::{
         Connector, Error,
         channel::{Attached, Channel},
+        transforms::MAX_LEASED,
     },
     rules::{
         flow_control::{self, Limits, MAX_RESPONSE_BYTES},
@@ -105,10 +106,11 @@ impl Outgoing {
         let Some(budget) = self.limits.budget(session.outstanding_messages(), session.outstanding_bytes()) else {
             return Ok(Vec::new());
         };
+        let entry = self.shared.entry();
         let request = LeaseRequest {
             queue: self.channel.queue.clone(),
             session: session.clone(),
-            max_messages: budget.messages,
+            max_messages: if entry.transforms.is_empty() { budget.messages } else { budget.messages.min(MAX_LEASED) },
             max_bytes: budget.bytes,
             deadline_ms: lease::first_deadline_ms(deadline_ms, self.connector.max_lease_life_ms()),
             max_inflight: self.connector.options.max_inflight_per_subscription,
@@ -116,7 +118,7 @@ impl Outgoing {
         match self.connector.broker.lease(request).await {
             Ok(leased) => {
                 self.hungry |= leased.is_empty();
-                Ok(leased)
+                self.transform(leased).await
             }
             // Deleted, most likely: the incoming half looks it up and ends the stream.
             Err(BrokerError::Gone) if self.gone < MAX_GONE => {
@@ -126,6 +128,17 @@ impl Outgoing {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// What the subscription's transforms leave of leased messages.
+    async fn transform(&self, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
+        let had_some = !leased.is_empty();
+        let leased = self.connector.transform_leased(&self.shared.entry(), leased).await?;
+        if had_some && leased.is_empty() {
+            // None of them was for the client; there may be others.
+            self.attached.session.wake();
+        }
+        Ok(leased)
     }
 
     fn respond(&self, mut leased: Vec<Leased>) -> StreamResponse {

@@ -35,7 +35,7 @@ async fn a_topic_is_created_once_read_and_deleted_once() {
 #[tokio::test]
 async fn what_a_topic_can_not_do_is_refused_and_nothing_is_created() {
     let rig = Rig::new().await;
-    let transform = TransformDraft { kind: TransformKind::Unknown, disabled: false };
+    let transform = TransformDraft { kind: TransformKind::Unknown, disabled: false, enabled: false };
     for (draft, field) in [
         (TopicDraft { name: "t1".into(), ..TopicDraft::default() }, "Invalid resource name given (name=t1)"),
         (TopicDraft { ingestion: true, ..topic_draft("t11") }, "ingestion_data_source_settings"),

@@ -15,6 +15,9 @@ const MAX_IDENTITY_BYTES: usize = 2048;
 
 /// The push configuration: an absolute http or https URL, or no endpoint at all for a pull subscription.
 pub fn push_config(given: &PushConfig) -> Result<PushConfig, Error> {
+    if cfg!(not(feature = "push")) && !given.endpoint.is_empty() {
+        return Err(Error::Unsupported("push_config.push_endpoint"));
+    }
     if !given.endpoint.is_empty() && !is_http_url(&given.endpoint) {
         return Err(Error::argument("push_config.push_endpoint", "must be an absolute http or https URL"));
     }

@@ -150,8 +150,6 @@ fn key_names_and_regions_have_their_form_checked() {
 
 #[test]
 fn what_is_not_honoured_is_refused_by_its_field_name() {
-    let transform = TransformDraft { kind: crate::connector::draft::TransformKind::Compression, disabled: false };
-    assert!(text(unsupported::message_transforms(&[transform])).contains("message_transforms"));
     assert!(text(unsupported::ingestion(true)).contains("ingestion_data_source_settings"));
     assert!(text(unsupported::exports(&["bigquery_config"])).contains("bigquery_config"));
     assert!(text(unsupported::exactly_once_push(true, "http://a/")).contains("enable_exactly_once_delivery"));
