@@ -449,6 +449,11 @@ pub trait Broker: Send + Sync + 'static {
     /// The queue's state now.
     async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError>;
 
+    /// Whether other nodes may work on the same store.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// Writes what is pending and stops background work. Calls after it answer [`BrokerError::Unavailable`].
     async fn close(&self);
 }

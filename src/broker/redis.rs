@@ -92,6 +92,7 @@ impl Redis {
         let shards = Shards::open(Address::parse(url)?, options.durability, told).await?;
         let engine = Engine::new(shards, options.durability, options.set_clock);
         engine.learn_time().await?;
+        engine.check_format().await?;
         background::start(&engine, happened);
         Ok(Arc::new(Self { engine }))
     }
@@ -211,6 +212,10 @@ impl Broker for Redis {
             retained_acked_messages: number(6),
             last_active_ms: if queue.has_sessions() { self.engine.now_ms() } else { number(7).max(queue.used_ms()) },
         })
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     async fn close(&self) {

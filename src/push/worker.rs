@@ -7,7 +7,7 @@ use http::header;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{guard::Guard, issuer::Issuer, ownership::Ownership, request, window::Window};
+use super::{guard::Guard, issuer::Issuer, request, window::Window};
 use crate::{
     broker::{Broker, BrokerError, DeadlineChange, LeaseRequest, Leased, QueueRef, Session, next_session_id},
     connector::{Connector, SubscriptionEntry},
@@ -55,7 +55,6 @@ pub struct Outside {
 struct Worker {
     connector: Arc<Connector>,
     outside: Arc<Outside>,
-    ownership: Ownership,
     entry: Arc<SubscriptionEntry>,
     window: Window,
     idle: Vec<Slot>,
@@ -63,18 +62,11 @@ struct Worker {
     not_before: Instant,
 }
 
-/// Pushes until the subscription is gone, is no longer a push subscription or no longer this node's, or `stop` is cancelled.
-pub async fn run(
-    connector: Arc<Connector>,
-    outside: Arc<Outside>,
-    ownership: Ownership,
-    entry: Arc<SubscriptionEntry>,
-    stop: CancellationToken,
-) {
+/// Pushes until the subscription is gone, is no longer a push subscription or `stop` is cancelled.
+pub async fn run(connector: Arc<Connector>, outside: Arc<Outside>, entry: Arc<SubscriptionEntry>, stop: CancellationToken) {
     let mut worker = Worker {
         connector,
         outside,
-        ownership,
         entry,
         window: Window::default(),
         idle: Vec::new(),
@@ -180,7 +172,7 @@ impl Worker {
     async fn reload(&mut self) -> bool {
         let name = self.entry.subscription.name.clone();
         match self.connector.subscription(&name).await {
-            Ok(entry) if wants_push(&entry) && entry.queue == self.entry.queue && self.ownership.is_ours(&entry).await => {
+            Ok(entry) if wants_push(&entry) && entry.queue == self.entry.queue => {
                 if entry.subscription.push_config.endpoint != self.entry.subscription.push_config.endpoint {
                     self.window = Window::default();
                     self.not_before = Instant::now();

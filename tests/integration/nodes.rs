@@ -5,13 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use landline::api::proto::pubsub::{DeadLetterPolicy, StreamingPullRequest};
+use landline::api::proto::pubsub::{DeadLetterPolicy, PushConfig, StreamingPullRequest, Subscription};
 use tonic::Code;
 
 use crate::{
     fixture::{
         Api, Backend, Fixture, message,
         message::{Build, texts},
+        sink::Sink,
         wait::{SOON, assert_took},
     },
     for_two_nodes,
@@ -24,6 +25,7 @@ for_two_nodes!(
     changes_on_one_node_are_seen_on_the_other,
     the_inflight_cap_holds_over_all_nodes,
     a_dead_node_blocks_nobody,
+    the_pushes_of_a_dead_node_are_taken_over,
 );
 
 async fn both(fixture: &Fixture, api: &Api) -> (Api, Api) {
@@ -179,4 +181,32 @@ async fn a_dead_node_blocks_nobody(backend: Backend) {
     }
     assert_took(since, 9.5, 3.0, "the leases of the dead node");
     assert_eq!(back, leased.iter().map(|r| r.id().to_owned()).collect());
+}
+
+/// Each push subscription belongs to one node, and to another one when that dies.
+async fn the_pushes_of_a_dead_node_are_taken_over(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (_, there) = both(&fixture, &api).await;
+    let sink = Sink::start().await;
+    let topic = api.create_topic("topic").await;
+    for n in 0..8 {
+        let push_endpoint = sink.url(&format!("/{n}"));
+        let push = |s: &mut Subscription| s.push_config = Some(PushConfig { push_endpoint, ..Default::default() });
+        api.create_subscription_with(&format!("push-{n}"), &topic, push).await;
+    }
+    let mut endpoints = BTreeSet::new();
+    api.publish_texts(&topic, &["before"]).await;
+    while endpoints.len() < 8 {
+        endpoints.insert(sink.next().await.target);
+    }
+    fixture.nodes[0].kill();
+    there.publish_texts(&topic, &["after"]).await;
+    while !endpoints.is_empty() {
+        // What the dead node may have pushed without an acknowledgement comes again.
+        let pushed = sink.next_within(Duration::from_secs(30)).await;
+        if pushed.text() == "after" {
+            endpoints.remove(&pushed.target);
+        }
+    }
 }

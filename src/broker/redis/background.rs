@@ -62,7 +62,7 @@ impl Engine {
     pub async fn touch(&self, queue: &crate::broker::QueueRef) -> Result<(), BrokerError> {
         let queue = self.queue(queue);
         let call = |call: &mut Cmd, _| {
-            call.arg("3");
+            call.arg("4");
         };
         self.on_queue(&queue, "landline_sweep", call).await.map(drop)
     }
@@ -166,7 +166,7 @@ impl Engine {
         });
     }
 
-    async fn round(self: &Arc<Self>) -> Result<(), BrokerError> {
+    pub(super) async fn round(self: &Arc<Self>) -> Result<(), BrokerError> {
         self.complete_left_behind().await?;
         self.forget_idle_publishers();
         for batch in self.registered().await?.chunks(ROUND_BATCH) {

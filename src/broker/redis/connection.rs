@@ -6,13 +6,16 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use parking_lot::{Mutex, RwLock};
 use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -31,8 +34,15 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// Redirections followed for one call: a slot moves at most once or twice while a call is under way.
+/// Redirections followed at once: a slot moves at most once or twice while a call is under way.
 const MAX_REDIRECTS: usize = 4;
+/// How long a call waits for a slot that is moving, and for a cluster that is putting itself in order. Longer moves and
+/// failovers are told to the caller.
+const MOVING_WAIT: Duration = Duration::from_secs(2);
+/// Pause between two tries meanwhile.
+const MOVING_PAUSE: Duration = Duration::from_millis(50);
+/// The mark that a wait for replicas writes is forgotten after this long.
+const MARK_SECONDS: u64 = 60;
 
 /// Why a call failed.
 #[derive(Debug, Clone)]
@@ -83,20 +93,55 @@ pub enum Happened {
 struct Live {
     connection: MultiplexedConnection,
     generation: u64,
+    /// Names the run of the server.
+    run: Arc<str>,
+}
+
+/// What a connection is for. Waits for replicas hold up everything behind them, so they have their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Lane {
+    Calls,
+    Waits,
 }
 
 struct Link {
     endpoint: Endpoint,
+    lane: Lane,
     live: watch::Sender<Option<Live>>,
     /// Why the last attempt failed.
     trouble: Mutex<Option<BrokerError>>,
+    /// An attempt failed.
+    failed: Notify,
+}
+
+/// Which connection writes went over. Another one may lead to a server that never saw them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    endpoint: Endpoint,
+    generation: u64,
+}
+
+/// Waits for replicas on one server: those that come while one is under way share the next.
+#[derive(Default)]
+struct Waits {
+    asked: AtomicU64,
+    turn: tokio::sync::Mutex<WaitDone>,
+}
+
+#[derive(Default)]
+struct WaitDone {
+    /// Everybody who asked before this is answered.
+    asked: u64,
+    by: Option<Mark>,
+    result: Option<Result<(), BrokerError>>,
 }
 
 /// All connections of one broker.
 pub struct Shards {
     address: Address,
     durability: Durability,
-    links: Mutex<HashMap<Endpoint, Arc<Link>>>,
+    links: Mutex<HashMap<(Endpoint, Lane), Arc<Link>>>,
+    waits: Mutex<HashMap<Endpoint, Arc<Waits>>>,
     slots: RwLock<Arc<Vec<Endpoint>>>,
     happened: mpsc::UnboundedSender<Happened>,
     stop: CancellationToken,
@@ -135,6 +180,7 @@ async fn send(connection: &mut MultiplexedConnection, request: &Request, asking:
             };
             let mut pipe = Pipeline::with_capacity(commands.len() + 3);
             let atomic = matches!(request, Request::Atomic(_));
+            // Holds for the next command, or the whole transaction; several commands are never asked for together.
             let skip = usize::from(asking);
             if asking {
                 pipe.cmd("ASKING");
@@ -178,6 +224,7 @@ impl Shards {
             address,
             durability,
             links: Mutex::default(),
+            waits: Mutex::default(),
             slots: RwLock::default(),
             happened,
             stop: CancellationToken::new(),
@@ -186,13 +233,13 @@ impl Shards {
         match shards.address.arrangement {
             Arrangement::Cluster => shards.refresh_slots().await?,
             _ => {
-                let link = shards.link(&shards.address.endpoints[0]);
+                let link = shards.link(&shards.address.endpoints[0], Lane::Calls);
                 shards.first_connection(&link).await?;
             }
         }
         let endpoints = shards.masters();
         for endpoint in endpoints {
-            let link = shards.link(&endpoint);
+            let link = shards.link(&endpoint, Lane::Calls);
             shards.first_connection(&link).await?;
         }
         Ok(shards)
@@ -229,10 +276,9 @@ impl Shards {
         if !self.is_cluster() {
             return self.call_at(&self.address.endpoints[0], request, false).await;
         }
-        let mut endpoint = self.slots.read().get(usize::from(slot)).cloned();
-        let mut asking = false;
-        for redirect in 0..=MAX_REDIRECTS {
-            let Some(target) = endpoint.take() else { return Err(Failure::Unsent("the cluster's slots are not known".into())) };
+        let until = tokio::time::Instant::now() + MOVING_WAIT;
+        let (mut target, mut asking, mut redirects) = (self.owner(slot)?, false, 0);
+        loop {
             let answer = self.call_at(&target, request, asking).await;
             let Err(Failure::Refused(code, text)) = &answer else {
                 if let Err(Failure::Unsent(_) | Failure::Lost(_)) = &answer {
@@ -240,23 +286,47 @@ impl Shards {
                 }
                 return answer;
             };
+            let again = tokio::time::Instant::now() < until;
             match code.as_str() {
-                "MOVED" | "ASK" if redirect < MAX_REDIRECTS => {
+                "MOVED" | "ASK" if matches!(request, Request::Many(list) if list.len() > 1) => {
+                    let Request::Many(list) = request else { return answer };
+                    return self.call_each(slot, list).await;
+                }
+                "MOVED" | "ASK" if redirects < MAX_REDIRECTS => {
+                    redirects += 1;
                     asking = code == "ASK";
-                    endpoint = redirected(text, &target);
+                    let to = redirected(text, &target);
+                    target = to.ok_or_else(|| Failure::Unsent(format!("{target} redirects to '{text}'")))?;
                     if !asking {
                         self.refresh_soon();
                     }
                 }
-                "TRYAGAIN" | "CLUSTERDOWN" | "READONLY" if redirect < MAX_REDIRECTS => {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "READONLY" if again => {
+                    tokio::time::sleep(MOVING_PAUSE).await;
                     self.refresh_soon();
-                    endpoint = self.slots.read().get(usize::from(slot)).cloned();
+                    (target, asking, redirects) = (self.owner(slot)?, false, 0);
                 }
                 _ => return answer,
             }
         }
-        Err(Failure::Unsent("the cluster sends calls in a circle".into()))
+    }
+
+    /// Of several commands some may find their keys here and some there while a slot moves.
+    async fn call_each(&self, slot: u16, commands: &[Cmd]) -> Result<Vec<Value>, Failure> {
+        let mut values = Vec::with_capacity(commands.len());
+        for command in commands {
+            values.extend(Box::pin(self.call(slot, &Request::One(command.clone()))).await?);
+        }
+        Ok(values)
+    }
+
+    /// The server that has a slot.
+    fn owner(&self, slot: u16) -> Result<Endpoint, Failure> {
+        if !self.is_cluster() {
+            return Ok(self.address.endpoints[0].clone());
+        }
+        let owner = self.slots.read().get(usize::from(slot)).cloned();
+        owner.ok_or_else(|| Failure::Unsent("the cluster's slots are not known".into()))
     }
 
     /// Sends to one server.
@@ -264,15 +334,21 @@ impl Shards {
     /// # Errors
     /// [`Failure`].
     pub async fn call_at(&self, endpoint: &Endpoint, request: &Request, asking: bool) -> Result<Vec<Value>, Failure> {
-        let link = self.link(endpoint);
+        let link = self.link(endpoint, Lane::Calls);
         let mut live = self.live(&link).await?;
-        let answer = send(&mut live.connection, request, asking).await;
+        let mut answer = send(&mut live.connection, request, asking).await;
+        if answer_lacks_function(&answer) {
+            // Somebody removed the library, or this server has never had it. Nothing was done.
+            tracing::warn!(server = %endpoint, "the function library is missing and is loaded again");
+            if library::ensure(&mut live.connection).await.is_ok() {
+                answer = send(&mut live.connection, request, asking).await;
+            }
+        }
         match &answer {
             Err(Failure::Lost(_)) => self.broken(&link, live.generation),
             Err(Failure::Refused(code, _)) => match code.as_str() {
                 // This server is no master any more: another one is.
                 "READONLY" | "MASTERDOWN" | "LOADING" => self.broken(&link, live.generation),
-                _ if code == "ERR" && answer_lacks_function(&answer) => self.broken(&link, live.generation),
                 _ => {}
             },
             _ => {}
@@ -306,34 +382,45 @@ impl Shards {
             }
             same
         });
-        if lost {
+        if lost && link.lane == Lane::Calls {
             let _ = self.happened.send(Happened::Lost);
         }
     }
 
-    fn link(&self, endpoint: &Endpoint) -> Arc<Link> {
+    fn link(&self, endpoint: &Endpoint, lane: Lane) -> Arc<Link> {
         let mut links = self.links.lock();
-        if let Some(link) = links.get(endpoint) {
+        let name = (endpoint.clone(), lane);
+        if let Some(link) = links.get(&name) {
             return link.clone();
         }
-        let link = Arc::new(Link { endpoint: endpoint.clone(), live: watch::Sender::new(None), trouble: Mutex::new(None) });
-        links.insert(endpoint.clone(), link.clone());
+        let (live, trouble, failed) = (watch::Sender::new(None), Mutex::new(None), Notify::new());
+        let link = Arc::new(Link { endpoint: endpoint.clone(), lane, live, trouble, failed });
+        links.insert(name, link.clone());
         tokio::spawn(keep(self.this.clone(), link.clone(), self.stop.clone()));
         link
     }
 
-    /// Waits for a connection as long as an attempt may take, and tells what is wrong.
+    /// Waits for the first attempt, and tells what is wrong.
     async fn first_connection(&self, link: &Link) -> Result<(), BrokerError> {
         let mut changes = link.live.subscribe();
-        if tokio::time::timeout(CONNECT_TIMEOUT * 2, changes.wait_for(Option::is_some)).await.is_ok() {
-            return Ok(());
+        let failed = link.failed.notified();
+        tokio::pin!(failed);
+        failed.as_mut().enable();
+        if link.trouble.lock().is_none() {
+            tokio::select! {
+                biased;
+                arrived = changes.wait_for(Option::is_some) => if arrived.is_ok() { return Ok(()) },
+                () = failed => {}
+                () = tokio::time::sleep(CONNECT_TIMEOUT * 3) => {}
+            }
         }
         self.stop.cancel();
         let trouble = link.trouble.lock().take();
         Err(trouble.unwrap_or_else(|| BrokerError::Unavailable(format!("{} does not answer", link.endpoint))))
     }
 
-    async fn connect(&self, endpoint: &Endpoint) -> Result<MultiplexedConnection, BrokerError> {
+    /// A connection that is fit for its use, and the server's run.
+    async fn connect(&self, endpoint: &Endpoint, lane: Lane) -> Result<(MultiplexedConnection, Arc<str>), BrokerError> {
         let endpoint = match &self.address.arrangement {
             Arrangement::Sentinel(master) => self.ask_sentinels(master).await?,
             _ => endpoint.clone(),
@@ -344,9 +431,12 @@ impl Shards {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(RESPONSE_TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(unavailable)?;
-        durability::check(&mut connection, &endpoint.to_string(), self.durability).await?;
-        library::ensure(&mut connection).await?;
-        Ok(connection)
+        if lane == Lane::Calls {
+            durability::check(&mut connection, &endpoint.to_string(), self.durability).await?;
+            library::ensure(&mut connection).await?;
+        }
+        let run = durability::run_id(&mut connection).await.map_err(unavailable)?;
+        Ok((connection, run.into()))
     }
 
     async fn ask_sentinels(&self, master: &str) -> Result<Endpoint, BrokerError> {
@@ -397,18 +487,66 @@ impl Shards {
         Client::open(self.address.connection_info(&endpoint)?).map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))
     }
 
-    /// Waits until the replicas of the slot's server have everything that was written before.
+    /// The connection that calls for a slot go over now.
     ///
     /// # Errors
-    /// [`BrokerError::Unavailable`] when too few have it in time.
-    pub async fn wait_for_replicas(&self, slot: u16, key: &str, count: u32) -> Result<(), BrokerError> {
+    /// [`BrokerError::Unavailable`] when there is none.
+    pub async fn mark(&self, slot: u16) -> Result<Mark, BrokerError> {
+        let endpoint = self.owner(slot)?;
+        let link = self.link(&endpoint, Lane::Calls);
+        let generation = self.live(&link).await?.generation;
+        Ok(Mark { endpoint, generation })
+    }
+
+    /// Waits until the replicas of the slot's server have everything that was written since the mark was taken.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`] when too few have it in time, or when the connection is another one than the marked one:
+    /// after a failover the new server may never have had the writes.
+    pub async fn wait_for_replicas(&self, slot: u16, key: &str, mark: &Mark, count: u32) -> Result<(), BrokerError> {
+        let waits = self.waits.lock().entry(mark.endpoint.clone()).or_default().clone();
+        let asked = waits.asked.fetch_add(1, Ordering::AcqRel);
+        let mut done = waits.turn.lock().await;
+        if asked < done.asked
+            && done.by.as_ref() == Some(mark)
+            && let Some(result) = &done.result
+        {
+            return result.clone();
+        }
+        let until = waits.asked.load(Ordering::Acquire);
+        let result = self.wait_now(slot, key, mark, count).await;
+        *done = WaitDone { asked: until, by: Some(mark.clone()), result: Some(result.clone()) };
+        result
+    }
+
+    async fn wait_now(&self, slot: u16, key: &str, mark: &Mark, count: u32) -> Result<(), BrokerError> {
+        let moved = || BrokerError::Unavailable(format!("{} went away before the write was safe", mark.endpoint));
+        let link = self.link(&mark.endpoint, Lane::Waits);
+        let mut live = self.live(&link).await?;
+        let same_run = || {
+            let calls = self.link(&mark.endpoint, Lane::Calls);
+            let calls = calls.live.borrow();
+            calls.as_ref().is_some_and(|c| c.generation == mark.generation && c.run == live.run)
+        };
+        if !same_run() {
+            // This connection may be the older one: the next wait finds a new one.
+            self.broken(&link, live.generation);
+            return Err(moved());
+        }
         let mut touch = cmd("SET");
-        touch.arg(format!("{key}:wait")).arg(1);
+        touch.arg(format!("{key}:wait")).arg(1).arg("EX").arg(MARK_SECONDS);
         let mut wait = cmd("WAIT");
         wait.arg(count).arg(durability::REPLICA_TIMEOUT.as_millis() as u64);
-        let values = self.call(slot, &Request::Many(vec![touch, wait])).await?;
-        match values.get(1) {
-            Some(Value::Int(have)) if *have >= i64::from(count) => Ok(()),
+        let answer = send(&mut live.connection, &Request::Many(vec![touch, wait]), false).await;
+        if let Err(Failure::Lost(_)) = &answer {
+            self.broken(&link, live.generation);
+        }
+        let owned = self.owner(slot).is_ok_and(|owner| owner == mark.endpoint);
+        match answer?.get(1) {
+            Some(Value::Int(have)) if *have >= i64::from(count) && owned => {
+                let calls = self.mark(slot).await?;
+                if calls == *mark { Ok(()) } else { Err(moved()) }
+            }
             _ => Err(BrokerError::Unavailable(format!("fewer than {count} replicas have the write"))),
         }
     }
@@ -485,20 +623,23 @@ async fn keep(shards: Weak<Shards>, link: Arc<Link>, stop: CancellationToken) {
         loop {
             let Some(shards) = shards.upgrade() else { return };
             let attempt = tokio::select! {
-                attempt = shards.connect(&link.endpoint) => attempt,
+                attempt = shards.connect(&link.endpoint, link.lane) => attempt,
                 () = stop.cancelled() => return,
             };
             match attempt {
-                Ok(connection) => {
+                Ok((connection, run)) => {
                     generation += 1;
                     *link.trouble.lock() = None;
-                    link.live.send_replace(Some(Live { connection, generation }));
-                    let _ = shards.happened.send(Happened::Restored);
+                    link.live.send_replace(Some(Live { connection, generation, run }));
+                    if link.lane == Lane::Calls {
+                        let _ = shards.happened.send(Happened::Restored);
+                    }
                     break;
                 }
                 Err(e) => {
                     tracing::debug!(server = %link.endpoint, error = %e, "no connection to Redis");
                     *link.trouble.lock() = Some(e);
+                    link.failed.notify_waiters();
                 }
             }
             drop(shards);

@@ -27,6 +27,15 @@ fn settings(answer: redis::RedisResult<HashMap<String, String>>) -> HashMap<Stri
     answer.unwrap_or_default()
 }
 
+/// Names the run of a server: another one after a restart.
+///
+/// # Errors
+/// The connection's.
+pub async fn run_id(connection: &mut MultiplexedConnection) -> redis::RedisResult<String> {
+    let info: String = cmd("INFO").arg("server").query_async(connection).await?;
+    Ok(info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned())
+}
+
 /// Looks at a server before it is used.
 ///
 /// # Errors
@@ -61,6 +70,15 @@ pub async fn check(connection: &mut MultiplexedConnection, server: &str, durabil
             );
         }
         _ => {}
+    }
+    if let Durability::Replicas(wanted) = durability {
+        let info: String = cmd("INFO").arg("replication").query_async(connection).await.unwrap_or_default();
+        let online = info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count();
+        if online < wanted as usize {
+            return Err(BrokerError::Unavailable(format!(
+                "{server}: durability replicas:{wanted} needs as many replicas, {online} are connected"
+            )));
+        }
     }
     let policy = settings(cmd("CONFIG").arg("GET").arg("maxmemory-policy").query_async(connection).await);
     if let Some(policy) = policy.get("maxmemory-policy").filter(|p| *p != "noeviction") {

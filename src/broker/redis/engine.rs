@@ -14,7 +14,7 @@ use redis::{Cmd, Value};
 use tokio::sync::{Notify, broadcast};
 
 use super::{
-    connection::{Failure, Request, Shards},
+    connection::{Failure, Mark, Request, Shards},
     durability::Durability,
     library::function,
     publish::Publisher,
@@ -302,13 +302,24 @@ impl Engine {
         }
     }
 
-    /// Answers once what was written before is as durable as was asked for.
+    /// To be taken before something is written that must be durable.
+    ///
+    /// # Errors
+    /// [`BrokerError::Unavailable`] when there is no connection.
+    pub async fn mark(&self, slot: u16) -> Result<Option<Mark>, BrokerError> {
+        let Durability::Replicas(_) = self.durability else { return Ok(None) };
+        self.shards.mark(slot).await.map(Some)
+    }
+
+    /// Answers once what was written since the mark is as durable as was asked for.
     ///
     /// # Errors
     /// [`BrokerError::Unavailable`] when too few replicas have it in time.
-    pub async fn barrier(&self, slot: u16, key: &str) -> Result<(), BrokerError> {
-        let Durability::Replicas(count) = self.durability else { return Ok(()) };
-        self.shards.wait_for_replicas(slot, key, count).await
+    pub async fn barrier(&self, slot: u16, key: &str, mark: Option<Mark>) -> Result<(), BrokerError> {
+        match (self.durability, mark) {
+            (Durability::Replicas(count), Some(mark)) => self.shards.wait_for_replicas(slot, key, &mark, count).await,
+            _ => Ok(()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     codec::{Part, Reader, encode_chunk},
     connection::{Failure, Request},
     engine::{Engine, array, bytes},
-    library::function,
+    library::{function, function_over},
     queue::{queue_key, topic_key},
     slots::slot_of,
 };
@@ -145,13 +145,14 @@ impl Engine {
     /// All keys are on one server: one transaction writes the payload and takes it into every queue.
     async fn publish_at_once(&self, publisher: &Publisher, batch: &Batch) -> Result<(u64, u64), BrokerError> {
         let append = &batch.append;
+        let mark = self.mark(publisher.slot).await?;
         let id = self.payload_id();
         let whole = encode_chunk(id, &append.messages, &[]).ok_or_else(|| BrokerError::Damaged("an empty publish".into()))?;
         let mut commands = vec![set(&publisher.key, id, &whole)];
         let keys: Vec<String> = append.targets.iter().map(|t| queue_key(&t.queue)).collect();
         let mut names = vec![publisher.key.as_str()];
         names.extend(keys.iter().map(String::as_str));
-        let mut call = function("landline_publish", &names);
+        let mut call = function_over("landline_publish", &names);
         call.arg(self.header(0)).arg(append.route_version).arg(append.messages.len()).arg(self.node_hex()).arg(batch.number);
         call.arg(whole.description.as_slice()).arg(left_out(&append.targets));
         call.arg(append.targets.iter().filter(|t| t.filtered.is_empty()).count());
@@ -183,7 +184,7 @@ impl Engine {
                 self.take_short_head(&self.queue(&target.queue), head)?;
             }
         }
-        self.barrier(publisher.slot, &publisher.key).await?;
+        self.barrier(publisher.slot, &publisher.key, mark).await?;
         Ok((first_id, ms))
     }
 
@@ -230,6 +231,7 @@ impl Engine {
     /// second copy under new ids.
     async fn publish_in_steps(&self, publisher: &Publisher, batch: &Batch) -> Result<(u64, u64), BrokerError> {
         let append = &batch.append;
+        let mark = self.mark(publisher.slot).await?;
         let mut begin = function("landline_begin_publish", &[&publisher.key]);
         begin.arg(self.header(0)).arg(append.route_version).arg(append.messages.len()).arg(self.node_hex()).arg(batch.number);
         let (answer, _) = self.send_once(publisher, batch.number, &Request::One(begin)).await?;
@@ -258,12 +260,13 @@ impl Engine {
         let (puts, log) = futures::future::join(futures::future::join_all(steps), log).await;
         puts.into_iter().collect::<Result<Vec<()>, _>>()?;
         log?;
-        self.barrier(publisher.slot, &publisher.key).await?;
+        self.barrier(publisher.slot, &publisher.key, mark).await?;
         Ok((first_id, ms))
     }
 
     async fn put(&self, target: &Target, id: u64, part: Part, number: u64, first_id: u64, ms: u64) -> Result<(), BrokerError> {
         let queue = self.queue(&target.queue);
+        let mark = self.mark(queue.slot).await?;
         let lane = self.node_hex();
         let mut call = function("landline_put", &[&queue.key]);
         call.arg(self.header(0)).arg(&lane).arg(number).arg(first_id).arg(ms).arg(part.description.as_slice());
@@ -295,7 +298,7 @@ impl Engine {
                 Err(failure) => return Err(failure.into()),
             }
         }
-        self.barrier(queue.slot, &queue.key).await
+        self.barrier(queue.slot, &queue.key, mark).await
     }
 
     /// Forgets the publishers of topics nobody publishes to.

@@ -23,6 +23,8 @@ use crate::broker::{
 
 /// Where all records lie.
 pub const CATALOG: &str = "gcp.catalog.{landline}";
+/// Version of what is stored; the same as in `lua/library.lua`.
+const FORMAT: u32 = 1;
 /// How often a change looks again after it met another one under way: each look completes that one.
 const MAX_LOOKS: usize = 20;
 /// Notes of changes older than this are taken for left behind: far longer than a change takes.
@@ -58,6 +60,21 @@ struct Note {
     creates: bool,
 }
 
+/// The keys a change leaves something at, one a slot that may be on a server of its own.
+fn touched(effect: &Effect) -> Vec<String> {
+    let mut keys = vec![CATALOG.to_owned()];
+    match effect {
+        Effect::None => {}
+        Effect::OpenTopic(config) => keys.push(topic_key(&config.topic)),
+        Effect::CloseTopic(topic) | Effect::DropSnapshot { topic, .. } => keys.push(topic_key(topic)),
+        Effect::OpenQueue(config) => keys.extend([queue_key(&config.queue), topic_key(&config.topic)]),
+        Effect::DetachQueue(queue) | Effect::CloseQueue(queue) | Effect::TakeSnapshot { queue, .. } => {
+            keys.push(queue_key(queue))
+        }
+    }
+    keys
+}
+
 fn record(name: String, stored: &[u8]) -> Result<Record, BrokerError> {
     let mut from = Reader(stored);
     let version = from.u64()?;
@@ -71,6 +88,21 @@ fn text(value: &Value) -> Result<String, BrokerError> {
 impl Engine {
     async fn catalog(&self, request: redis::Cmd) -> Result<Vec<Value>, BrokerError> {
         Ok(self.shards.call(slot_of(CATALOG), &Request::One(request)).await?)
+    }
+
+    /// Looks at the version of what is stored.
+    ///
+    /// # Errors
+    /// [`BrokerError::Damaged`] when it is newer than this server's.
+    pub async fn check_format(&self) -> Result<(), BrokerError> {
+        let mut get = redis::cmd("HGET");
+        get.arg(CATALOG).arg("v");
+        let Some(Value::BulkString(found)) = self.catalog(get).await?.pop() else { return Ok(()) };
+        if found == FORMAT.to_string().into_bytes() {
+            return Ok(());
+        }
+        let found = String::from_utf8_lossy(&found);
+        Err(BrokerError::Damaged(format!("the data in Redis have format {found}, this server knows {FORMAT}")))
     }
 
     /// Reads one record.
@@ -97,7 +129,21 @@ impl Engine {
         found.map(|(name, body)| record(text(name)?, bytes(body)?)).collect()
     }
 
+    /// Carries out a change, and answers once it is as durable as was asked for wherever it left something.
     pub async fn change(self: &Arc<Self>, change: Change) -> Result<u64, BrokerError> {
+        let keys = touched(&change.effect);
+        let mut marks = Vec::with_capacity(keys.len());
+        for key in &keys {
+            marks.push(self.mark(slot_of(key)).await?);
+        }
+        let version = self.change_now(change).await?;
+        for (key, mark) in keys.iter().zip(marks) {
+            self.barrier(slot_of(key), key, mark).await?;
+        }
+        Ok(version)
+    }
+
+    async fn change_now(self: &Arc<Self>, change: Change) -> Result<u64, BrokerError> {
         let kind = code(change.kind);
         let creates = change.expect == Expect::Absent;
         let note = match &change.effect {
@@ -121,7 +167,6 @@ impl Engine {
                     if !note.is_empty() {
                         self.complete(kind, &change.name, version, &change.effect, creates).await?;
                     }
-                    self.barrier(slot_of(CATALOG), CATALOG).await?;
                     return Ok(version);
                 }
                 // Another change of this record is under way, or was left behind: it comes first.

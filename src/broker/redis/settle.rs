@@ -66,8 +66,9 @@ impl Engine {
     pub async fn acknowledge(&self, queue: &QueueRef, tokens: &[LeaseToken]) -> Result<Vec<Outcome>, BrokerError> {
         let queue = self.queue(queue);
         let (groups, places) = group(tokens.iter().copied());
+        let mark = self.mark(queue.slot).await?;
         let late = self.settle(&queue, "landline_acknowledge", b"", &groups).await?;
-        self.barrier(queue.slot, &queue.key).await?;
+        self.barrier(queue.slot, &queue.key, mark).await?;
         Ok(outcomes(&places, &late, Outcome::Invalid).collect())
     }
 
@@ -180,6 +181,7 @@ impl Engine {
     /// What the port says.
     pub async fn settle_dead_letters(&self, queue: &QueueRef, tokens: &[LeaseToken], forwarded: bool) -> Result<(), BrokerError> {
         let queue = self.queue(queue);
+        let mark = self.mark(queue.slot).await?;
         for part in tokens.chunks(GROUPS_PER_CALL) {
             let call = |call: &mut Cmd, _| {
                 call.arg(if forwarded { "1" } else { "0" });
@@ -192,6 +194,6 @@ impl Engine {
             };
             self.on_queue(&queue, "landline_settle_dead", call).await?;
         }
-        self.barrier(queue.slot, &queue.key).await
+        self.barrier(queue.slot, &queue.key, mark).await
     }
 }

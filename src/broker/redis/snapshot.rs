@@ -113,6 +113,7 @@ impl Engine {
     /// What the port says, for all functions here.
     pub async fn seek(self: &Arc<Self>, queue: &QueueRef, target: SeekTarget) -> Result<(), BrokerError> {
         let view = self.queue(queue);
+        let mark = self.mark(view.slot).await?;
         let (topic, _) = self.topic_of(queue).await?.ok_or(BrokerError::Gone)?;
         let snapshot = if let SeekTarget::Snapshot(id) = target { format!("{id:x}") } else { String::new() };
         let info = array(
@@ -154,7 +155,7 @@ impl Engine {
                 self.carry_out_plan(&view, &topic, wanted).await?;
             }
         }
-        self.barrier(view.slot, &view.key).await
+        self.barrier(view.slot, &view.key, mark).await
     }
 
     /// The chunks of an index, oldest first, up to the sequence `end`.
@@ -331,6 +332,7 @@ impl Engine {
     /// Copies a queue's unacknowledged messages.
     pub async fn take_snapshot(self: &Arc<Self>, snapshot: u64, queue: &QueueRef) -> Result<(), BrokerError> {
         let (topic, _) = self.topic_of(queue).await?.ok_or(BrokerError::Gone)?;
+        let mark = self.mark(slot_of(&topic)).await?;
         let view = self.queue(queue);
         let id = format!("{snapshot:x}");
         let name = format!("{topic}:sn:{id}");
@@ -345,7 +347,7 @@ impl Engine {
         let copied = self.copy_out(&view, &topic, &name, &survey, boundary).await;
         self.on_queue(&view, "landline_release_pin", |_, _| {}).await?;
         copied?;
-        self.barrier(slot_of(&topic), &topic).await
+        self.barrier(slot_of(&topic), &topic, mark).await
     }
 
     async fn copy_out(

@@ -4,6 +4,7 @@
 mod cluster;
 mod model;
 mod nodes;
+mod proxy;
 mod server;
 mod trouble;
 
@@ -45,8 +46,12 @@ impl Rig {
     }
 
     pub async fn on(url: &str, retention_ms: Option<u64>) -> Self {
+        Self::with(url, retention_ms, Durability::AsConfigured).await
+    }
+
+    pub async fn with(url: &str, retention_ms: Option<u64>, durability: Durability) -> Self {
         let clock = Arc::new(AtomicU64::new(START_MS));
-        let options = Options { set_clock: Some(clock.clone()), ..Options::default() };
+        let options = Options { set_clock: Some(clock.clone()), durability };
         let broker = Redis::start(url, options).await.unwrap();
         let topic = TopicRef { channel: "p/topic".into(), incarnation: 1 };
         let rig = Self { broker, clock, topic: topic.clone(), versions: HashMap::new() };

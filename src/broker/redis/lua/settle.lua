@@ -272,11 +272,24 @@ local function check_group(q, text)
 end
 register('landline_check', settle(check_group, true), 'allow-oom')
 
--- Carries out what is due. args: header, '1' when sessions of the node wait, '2' to pass a turn on to other nodes, '3' to note
--- that the queue is in use
+-- Use is noted to this precision where nothing else is written.
+local USE_MS = 60000
+
+-- Whether a look at a queue has nothing to write, as most looks at idle queues have.
+local function is_idle(q, what)
+    if q.now >= q.due or q.seen > q.op then return false end
+    if what == '0' then return true end
+    if q.now - q.used >= USE_MS then return false end
+    if what == '3' then return true end
+    return what == '1' and available(q) == 0 and redis.call('ZSCORE', q.key .. ':wt', q.node) ~= false
+end
+
+-- Carries out what is due. args: header, '1' when sessions of the node wait, '2' to pass a turn on to other nodes, '3' when
+-- the queue is in use, '4' to note its use now
 local function sweep(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
+    if is_idle(q, args[2]) then return { struct.pack('<I8I8I8I4I1', q.now, q.due, q.op, 0, 0), '', '' } end
     advance(q)
     if args[2] ~= '0' then q.used = q.now end
     if args[2] == '1' then

@@ -28,10 +28,26 @@ impl Server {
     /// Starts a server that keeps its data in memory only, unless the options say otherwise.
     pub fn start(options: &[&str]) -> Self {
         let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
-        let mut arguments: Vec<String> =
-            ["--bind", "127.0.0.1", "--save", "", "--databases", "4000", "--port"].map(String::from).into();
+        let mut arguments: Vec<String> = ["--bind", "127.0.0.1", "--save", "", "--port"].map(String::from).into();
         arguments.extend([port.to_string(), "--dir".into(), folder.path().display().to_string()]);
+        arguments.extend(["--repl-diskless-sync-delay", "0"].map(String::from));
         arguments.extend(options.iter().map(ToString::to_string));
+        Self::spawned(arguments, folder, port)
+    }
+
+    /// Starts a sentinel that decides alone about the master on a port, which it calls `main`.
+    pub fn sentinel(master: u16) -> Self {
+        let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+        let file = folder.path().join("sentinel.conf");
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {master} 1\n\
+             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        Self::spawned(vec![file.display().to_string(), "--sentinel".into()], folder, port)
+    }
+
+    fn spawned(arguments: Vec<String>, folder: tempfile::TempDir, port: u16) -> Self {
         let child = spawn(&arguments);
         let server = Self { child, arguments, _folder: folder, port };
         server.await_ready();
@@ -40,6 +56,11 @@ impl Server {
 
     pub fn url(&self, database: u32) -> String {
         format!("redis://127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// A section of `INFO`.
+    pub fn info(&self, section: &str) -> String {
+        self.command(0, &["INFO", section])
     }
 
     /// Ends the process at once.
@@ -62,12 +83,22 @@ impl Server {
 
     /// Sends a command outside the engine.
     pub fn command<T: redis::FromRedisValue>(&self, database: u32, parts: &[&str]) -> T {
-        let mut connection = redis::Client::open(self.url(database)).unwrap().get_connection().unwrap();
+        self.try_command(database, parts).unwrap_or_else(|e| panic!("{parts:?}: {e}"))
+    }
+
+    /// The same, for a command that may fail.
+    pub fn try_command<T: redis::FromRedisValue>(&self, database: u32, parts: &[&str]) -> redis::RedisResult<T> {
+        let mut connection = redis::Client::open(self.url(database))?.get_connection()?;
         let mut command = redis::cmd(parts[0]);
         for part in &parts[1..] {
             command.arg(*part);
         }
-        command.query(&mut connection).unwrap()
+        command.query(&mut connection)
+    }
+
+    /// An option it was started with.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.arguments.iter().skip_while(|a| *a != name).nth(1).map(String::as_str)
     }
 
     fn await_ready(&self) {
@@ -110,7 +141,7 @@ thread_local! {
 /// The address of an empty database on a server that all of this thread's tests share; it ends with the thread.
 pub fn empty_database() -> String {
     SHARED.with_borrow_mut(|shared| {
-        let (server, used) = shared.get_or_insert_with(|| (Server::start(&[]), 0));
+        let (server, used) = shared.get_or_insert_with(|| (Server::start(&["--databases", "4000"]), 0));
         *used += 1;
         server.url(*used)
     })

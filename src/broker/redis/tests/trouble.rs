@@ -1,6 +1,6 @@
 //! Lost connections, lost data, and servers that are not fit.
 
-use super::{server::Server, *};
+use super::{proxy::Proxy, server::Server, *};
 
 async fn start(url: &str) -> Result<Arc<Redis>, BrokerError> {
     Redis::start(url, Options::default()).await
@@ -148,6 +148,9 @@ async fn an_unfit_server_is_refused_at_the_start_with_the_reason() {
     let options = Options { durability: Durability::Fsync, ..Options::default() };
     let refused = Redis::start(&server.url(0), options).await.err().unwrap().to_string();
     assert!(refused.contains("needs appendonly yes and appendfsync always"), "{refused}");
+    let options = Options { durability: Durability::Replicas(2), ..Options::default() };
+    let refused = Redis::start(&server.url(0), options).await.err().unwrap().to_string();
+    assert!(refused.contains("replicas:2 needs as many replicas, 0 are connected"), "{refused}");
     let nobody = format!("redis://127.0.0.1:{}", server::free_port());
     assert!(matches!(start(&nobody).await, Err(BrokerError::Unavailable(_))));
 }
@@ -159,9 +162,131 @@ async fn data_of_a_newer_format_is_refused() {
     let queue = rig.queue(1, |_| {}).await;
     let _: i64 = server.command(0, &["HSET", "gcp.sub.{p/s1}:1", "v", "2"]);
     assert!(matches!(rig.broker.stats(&queue).await, Err(BrokerError::Damaged(_))));
-    let newer = "#!lua name=landline\nredis.register_function{function_name='landline_version',callback=function() return '9.0' end,flags={'no-writes'}}";
-    let _: String = server.command(0, &["FUNCTION", "LOAD", "REPLACE", newer]);
-    assert!(matches!(start(&server.url(0)).await, Err(BrokerError::Damaged(_))));
+    let _: i64 = server.command(0, &["HSET", "gcp.catalog.{landline}", "v", "2"]);
+    let refused = start(&server.url(0)).await.err().unwrap();
+    assert!(matches!(&refused, BrokerError::Damaged(text) if text.contains("format 2")), "{refused}");
+}
+
+#[tokio::test]
+async fn a_removed_function_library_is_loaded_again() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    let _: String = server.command(0, &["FUNCTION", "FLUSH"]);
+    rig.publish(&["m"]).await;
+    let _: String = server.command(0, &["FUNCTION", "FLUSH"]);
+    let leased = rig.pull(&queue, 5).await;
+    let _: String = server.command(0, &["FUNCTION", "FLUSH"]);
+    assert_eq!(rig.ack(&queue, &leased).await, [Outcome::Done]);
+}
+
+#[tokio::test]
+async fn libraries_of_two_versions_live_side_by_side() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    let next = library::text_of(library::VERSION + 1);
+    let _: String = server.command(0, &["FUNCTION", "LOAD", "REPLACE", &next]);
+    let name = format!("landline{}_version", library::VERSION + 1);
+    let _: String = server.command(0, &["FCALL", &name, "0"]);
+    rig.publish(&["m"]).await;
+    let leased = rig.pull(&queue, 5).await;
+    assert_eq!(rig.ack(&queue, &leased).await, [Outcome::Done]);
+}
+
+/// Calls of functions that a server has carried out.
+fn calls(server: &Server) -> u64 {
+    let info = server.info("commandstats");
+    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Lets a call be carried out, cuts the link before the answer comes, and answers what the call says in the end.
+async fn cut_off<T>(server: &Server, proxy: &Proxy, call: impl Future<Output = T>) -> T {
+    let before = calls(server);
+    proxy.swallow_answers(true);
+    let cut = async {
+        eventually("the call", async || calls(server) > before).await;
+        proxy.cut();
+        proxy.swallow_answers(false);
+    };
+    tokio::join!(call, cut).0
+}
+
+#[tokio::test]
+async fn calls_cut_off_before_their_answer_are_carried_out_once() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::start(server.port);
+    let mut rig = Rig::on(&proxy.url(), None).await;
+    let config = |c: &mut QueueConfig| {
+        c.exactly_once = true;
+        c.max_delivery_attempts = Some(5);
+    };
+    let queue = rig.queue(1, config).await;
+    let session = rig.session(&queue);
+    let append = Append {
+        topic: rig.topic.clone(),
+        messages: ["a", "b"].map(|text| EncodedMessage::encode(text.as_bytes(), [], "")).into(),
+        targets: vec![Target { queue: queue.clone(), filtered: Vec::new() }],
+        route_version: rig.broker.route(&rig.topic).await.unwrap().version,
+    };
+    let ids = cut_off(&server, &proxy, rig.broker.append(append)).await.unwrap().message_ids;
+    assert_eq!(ids.len(), 2);
+    assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 2);
+
+    // Nobody has what was leased: it comes again, uncounted.
+    let lost = cut_off(&server, &proxy, rig.broker.lease(lease_request(&queue, &session, 2))).await;
+    assert!(matches!(lost, Err(BrokerError::Unavailable(_))), "{lost:?}");
+    let mut leased = Vec::new();
+    eventually("the lease", async || {
+        leased.extend(rig.broker.lease(lease_request(&queue, &session, 2)).await.unwrap_or_default());
+        leased.len() == 2
+    })
+    .await;
+    assert!(leased.iter().all(|l| l.token.attempt == 1), "{leased:?}");
+
+    let nack = DeadlineChange { token: leased[0].token, deadline_ms: 0, bypass_backoff: true, max_life_ms: 0 };
+    assert_eq!(cut_off(&server, &proxy, rig.broker.modify_deadlines(&queue, &[nack])).await, Ok(vec![Outcome::Done]));
+    let acked = cut_off(&server, &proxy, rig.broker.acknowledge(&queue, &[leased[1].token])).await;
+    assert_eq!(acked, Ok(vec![Outcome::Done]));
+    let again = rig.lease(&queue, &session, 5).await;
+    assert_eq!(again.iter().map(|l| l.token.attempt).collect::<Vec<_>>(), [2]);
+    assert_eq!(rig.ack(&queue, &again).await, [Outcome::Done]);
+    assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 0);
+    eventually("the credit", async || session.outstanding_messages() == 0).await;
+}
+
+#[tokio::test]
+async fn idle_queues_write_nothing() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let mut sessions = Vec::new();
+    for n in 1..=20 {
+        let queue = rig.queue(n, |_| {}).await;
+        let session = rig.session(&queue);
+        assert!(rig.lease(&queue, &session, 5).await.is_empty());
+        sessions.push((queue, session));
+    }
+    let dirty = || {
+        let info = server.info("persistence");
+        let line = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")).unwrap().to_owned();
+        line.trim().parse::<u64>().unwrap()
+    };
+    rig.broker.engine.round().await.unwrap();
+    let before = dirty();
+    rig.broker.engine.round().await.unwrap();
+    assert_eq!(dirty(), before);
+    // And each session is still found by what comes.
+    rig.publish(&["m"]).await;
+    for (queue, session) in &sessions {
+        tokio::time::timeout(Duration::from_secs(5), async {
+            while rig.lease(queue, session, 5).await.is_empty() {
+                session.woken().await;
+            }
+        })
+        .await
+        .unwrap();
+    }
 }
 
 #[tokio::test]
