@@ -1,16 +1,20 @@
 //! Puts the parts together: the process from start to drain.
 
+mod body;
 pub mod cli;
 mod coalesce;
 mod connection;
 mod dispatch;
+mod exchange;
 mod health;
 pub mod healthcheck;
+pub mod keys;
 mod listen;
 pub mod logs;
 mod node;
 mod pushing;
 mod reflection;
+mod security;
 mod signals;
 mod start;
 mod workers;
@@ -31,12 +35,14 @@ use self::{
     connection::Server,
     dispatch::{Dispatch, Services},
     health::Readiness,
+    security::Security,
     signals::Signals,
     start::Core,
     workers::Workers,
 };
 use crate::{
     api::grpc,
+    auth::KeysError,
     broker::BrokerError,
     settings::Settings,
     tls::{Acceptor, TlsError},
@@ -51,6 +57,10 @@ pub enum Error {
     Broker(#[from] BrokerError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error("{0}")]
+    Auth(String),
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     #[error("can't keep the node id in the data folder: {0}")]
     NodeId(#[source] io::Error),
     #[error("the API's own descriptors are faulty: {0}")]
@@ -90,9 +100,11 @@ async fn run(settings: Settings) -> Result<(), Error> {
     // First, so that a busy port is noticed before anything is touched. Nothing is answered yet.
     let listeners = listen::open(&settings)?;
     let tls = settings.tls.is_set().then(|| Acceptor::open(&settings.tls)).transpose()?;
+    let security = Security::open(&settings)?;
     let readiness = Readiness::default();
     let port = listeners.first().and_then(|listener| listener.local_addr().ok()).map_or(settings.port, |address| address.port());
-    let dispatch = Dispatch::new(early_services(&settings, &readiness)?).map_err(|e| Error::Descriptors(e.to_string()))?;
+    let dispatch = Dispatch::new(early_services(&settings, &readiness)?, security.authenticator.clone())
+        .map_err(|e| Error::Descriptors(e.to_string()))?;
 
     let mut core = tokio::select! {
         opened = start::open(&settings, port) => match opened {
@@ -105,7 +117,7 @@ async fn run(settings: Settings) -> Result<(), Error> {
         _ = signals.next() => return Ok(()),
     };
     if let Some(core) = &core {
-        open(core, &dispatch, &readiness);
+        open(core, &security, &dispatch, &readiness)?;
     }
 
     let drain = CancellationToken::new();
@@ -118,7 +130,7 @@ async fn run(settings: Settings) -> Result<(), Error> {
 
     let signal = tokio::select! {
         signal = signals.next() => signal,
-        error = open_later(&settings, port, &mut core, &dispatch, &readiness) => return Err(error),
+        error = open_later(&settings, port, &mut core, &security, &dispatch, &readiness) => return Err(error),
     };
     tracing::info!(signal, seconds = settings.drain_seconds, "draining");
     tokio::select! {
@@ -140,19 +152,21 @@ fn early_services(settings: &Settings, readiness: &Readiness) -> Result<Services
 }
 
 /// Serves everything from now on.
-fn open(core: &Core, dispatch: &Dispatch, readiness: &Readiness) {
+fn open(core: &Core, security: &Security, dispatch: &Dispatch, readiness: &Readiness) -> Result<(), Error> {
+    let gate = security.start(&core.connector)?;
     let services = Services::default()
-        .with(grpc::publisher(core.connector.clone()))
-        .with(grpc::subscriber(core.connector.clone()))
-        .with(grpc::iam(core.connector.clone()));
+        .with(grpc::publisher(core.connector.clone(), gate.clone()))
+        .with(grpc::subscriber(core.connector.clone(), gate.clone()))
+        .with(grpc::iam(core.connector.clone(), gate.clone()));
     #[cfg(feature = "schemas")]
-    let services = services.with(grpc::schemas(core.connector.clone()));
+    let services = services.with(grpc::schemas(core.connector.clone(), gate.clone()));
     #[cfg(feature = "transforms")]
-    let services = services.with(grpc::transforms(core.connector.clone()));
+    let services = services.with(grpc::transforms(core.connector.clone(), gate));
     #[cfg(feature = "push")]
     dispatch.publish(core.push.issuer.clone());
     dispatch.open(services);
     readiness.open(core.broker.clone());
+    Ok(())
 }
 
 /// Opens the core if it is not open; comes back only with an error that waiting does not mend.
@@ -160,13 +174,16 @@ async fn open_later(
     settings: &Settings,
     port: u16,
     core: &mut Option<Core>,
+    security: &Security,
     dispatch: &Dispatch,
     readiness: &Readiness,
 ) -> Error {
     if core.is_none() {
         match start::open_patiently(settings, port).await {
             Ok(opened) => {
-                open(&opened, dispatch, readiness);
+                if let Err(error) = open(&opened, security, dispatch, readiness) {
+                    return error;
+                }
                 tracing::info!(node = opened.connector.options().node_id, "the broker is ready");
                 *core = Some(opened);
             }

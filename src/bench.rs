@@ -56,6 +56,9 @@ pub struct Options {
     /// Roots of the server's certificate, PEM, for an `https://` endpoint; by default those of the machine.
     #[arg(long)]
     pub ca_file: Option<PathBuf>,
+    /// Key file of a service account whose calls these are, as `landline keys create` makes it. Good for an hour.
+    #[arg(long)]
+    pub key_file: Option<PathBuf>,
     /// Messages in all.
     #[arg(long, default_value_t = 100_000)]
     pub messages: u64,

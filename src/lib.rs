@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod app;
+pub mod auth;
 pub mod bench;
 pub mod broker;
 pub mod connector;

@@ -15,7 +15,7 @@ pub use self::{
     source::Given,
     value::{Bind, BrokerUrl, Durability, LogFormat, masked},
 };
-use crate::{connector, tls};
+use crate::{auth, connector, tls};
 
 /// Everything that can be set, checked.
 #[derive(Debug, Clone)]
@@ -28,6 +28,7 @@ pub struct Settings {
     /// The durability was set, and is not just the default.
     pub durability_given: bool,
     pub tls: tls::ServerFiles,
+    pub auth: auth::Options,
     /// What the use cases obey. Its node id is empty until the start gives it one.
     pub connector: connector::Options,
     /// Open HTTP/2 streams of one connection.
@@ -65,6 +66,7 @@ impl Default for Settings {
             durability: Durability::Fsync,
             durability_given: false,
             tls: tls::ServerFiles::default(),
+            auth: auth::Options::default(),
             connector: connector::Options::default(),
             max_concurrent_streams: 65_536,
             max_connections: 16_384,
@@ -179,7 +181,33 @@ impl Settings {
                 value::client_auth_name(tls.client_auth)
             )));
         }
+        self.contradictions_of_auth(&mut wrong);
         wrong
+    }
+
+    fn contradictions_of_auth(&self, wrong: &mut Vec<Wrong>) {
+        let public = self.bind.addresses.iter().find(|address| !address.to_canonical().is_loopback());
+        if let (Some(address), None) = (public, self.auth.mode) {
+            wrong.push(Wrong(format!(
+                "BIND={:?}: {address} is open to others, so AUTH must be given: enforce, audit, or off if everyone who reaches the port may do everything",
+                self.bind.to_string()
+            )));
+        }
+        let nobody = self.auth.admins.is_empty() && self.auth.policy_file.as_os_str().is_empty();
+        if self.auth.mode == Some(auth::Mode::Enforce) && nobody {
+            wrong.push(Wrong("AUTH=enforce: needs AUTH_ADMINS or AUTH_POLICY_FILE, or nobody may do anything".into()));
+        }
+        if !self.auth.issuers.is_empty() && self.auth.audiences.is_empty() {
+            wrong.push(Wrong("AUTH_OIDC_ISSUERS: needs AUTH_AUDIENCES, whom the providers' tokens must be for".into()));
+        }
+    }
+
+    /// Where the public halves of Landline-issued keys are; empty for nowhere. By default beside the embedded broker's data.
+    pub fn keys_file(&self) -> PathBuf {
+        match &self.broker {
+            BrokerUrl::Embedded(folder) if self.auth.keys_file.as_os_str().is_empty() => folder.join("keys.json"),
+            _ => self.auth.keys_file.clone(),
+        }
     }
 }
 

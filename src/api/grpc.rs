@@ -16,6 +16,7 @@ use crate::{connector::Connector, model::limits::MAX_REQUEST_BYTES};
 
 pub mod delivery;
 mod front;
+pub mod gate;
 pub mod iam;
 pub mod publisher;
 #[cfg(feature = "schemas")]
@@ -25,6 +26,7 @@ pub mod subscriber;
 pub mod transforms;
 
 pub use front::Front;
+pub use gate::Gate;
 pub use iam::IamPolicyService;
 pub use publisher::PublisherService;
 #[cfg(feature = "schemas")]
@@ -38,9 +40,9 @@ pub use transforms::MessageTransformsService;
 
 /// The Publisher service, ready to be routed to. Decompressed requests may have up to 10 MiB; larger ones are refused with
 /// INVALID_ARGUMENT.
-pub fn publisher(connector: Arc<Connector>) -> Front<PublisherServer<PublisherService>> {
+pub fn publisher(connector: Arc<Connector>, gate: Gate) -> Front<PublisherServer<PublisherService>> {
     Front::new(
-        PublisherServer::new(PublisherService::new(connector))
+        PublisherServer::new(PublisherService::new(connector, gate))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),
@@ -48,9 +50,9 @@ pub fn publisher(connector: Arc<Connector>) -> Front<PublisherServer<PublisherSe
 }
 
 /// The IAMPolicy service, ready to be routed to.
-pub fn iam(connector: Arc<Connector>) -> Front<IamPolicyServer<IamPolicyService>> {
+pub fn iam(connector: Arc<Connector>, gate: Gate) -> Front<IamPolicyServer<IamPolicyService>> {
     Front::new(
-        IamPolicyServer::new(IamPolicyService::new(connector))
+        IamPolicyServer::new(IamPolicyService::new(connector, gate))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),
@@ -59,9 +61,9 @@ pub fn iam(connector: Arc<Connector>) -> Front<IamPolicyServer<IamPolicyService>
 
 /// The SchemaService, ready to be routed to.
 #[cfg(feature = "schemas")]
-pub fn schemas(connector: Arc<Connector>) -> Front<SchemaServiceServer<SchemaService>> {
+pub fn schemas(connector: Arc<Connector>, gate: Gate) -> Front<SchemaServiceServer<SchemaService>> {
     Front::new(
-        SchemaServiceServer::new(SchemaService::new(connector))
+        SchemaServiceServer::new(SchemaService::new(connector, gate))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),
@@ -70,16 +72,16 @@ pub fn schemas(connector: Arc<Connector>) -> Front<SchemaServiceServer<SchemaSer
 
 /// The methods on message transforms, ready to be routed to.
 #[cfg(feature = "transforms")]
-pub fn transforms(connector: Arc<Connector>) -> Front<MessageTransformsServer<MessageTransformsService>> {
+pub fn transforms(connector: Arc<Connector>, gate: Gate) -> Front<MessageTransformsServer<MessageTransformsService>> {
     Front::new(
-        MessageTransformsServer::new(MessageTransformsService::new(connector)).max_decoding_message_size(MAX_REQUEST_BYTES),
+        MessageTransformsServer::new(MessageTransformsService::new(connector, gate)).max_decoding_message_size(MAX_REQUEST_BYTES),
     )
 }
 
 /// The Subscriber service, ready to be routed to; the same bounds.
-pub fn subscriber(connector: Arc<Connector>) -> Front<SubscriberServer<SubscriberService>> {
+pub fn subscriber(connector: Arc<Connector>, gate: Gate) -> Front<SubscriberServer<SubscriberService>> {
     Front::new(
-        SubscriberServer::new(SubscriberService::new(connector))
+        SubscriberServer::new(SubscriberService::new(connector, gate))
             .max_decoding_message_size(MAX_REQUEST_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate),

@@ -79,7 +79,7 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError> + std::fmt::Display,
+    B::Error: Into<BoxError>,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -105,7 +105,7 @@ where
     S::Error: Into<BoxError>,
     S::Future: Send,
     B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B::Error: Into<BoxError>,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -122,13 +122,27 @@ where
     }
 }
 
+impl<S> Rest<S> {
+    /// The answer to a request that is refused before it is read.
+    pub fn refuse(&self, status: &Status, uri: &http::Uri, headers: &HeaderMap) -> Response<Body> {
+        let style = Style { format: query::format(uri.query().unwrap_or_default()), gzip: body::accepts_gzip(headers) };
+        error_response(&self.routes, status, style)
+    }
+}
+
+fn error_response(routes: &Routes, status: &Status, style: Style) -> Response<Body> {
+    let envelope = error::envelope(routes.pool(), status);
+    let text = to_json(&envelope, style.format).unwrap_or_default();
+    json_response(error::http_status(status.code()), style.finish(text))
+}
+
 /// Answers one request.
 async fn respond<S, B>(routes: Arc<Routes>, grpc: S, request: Request<B>) -> Response<Body>
 where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Error: Into<BoxError>,
     B: http_body::Body<Data = Bytes> + Send,
-    B::Error: std::fmt::Display,
+    B::Error: Into<BoxError>,
 {
     if request.uri().path() == "/" && [Method::GET, Method::HEAD].contains(request.method()) {
         return response(StatusCode::OK, "text/plain; charset=utf-8", ROOT_ANSWER.into());
@@ -137,11 +151,7 @@ where
         Style { format: query::format(request.uri().query().unwrap_or_default()), gzip: body::accepts_gzip(request.headers()) };
     match transcode(&routes, grpc, request, style).await {
         Ok(answer) => json_response(StatusCode::OK, answer),
-        Err(status) => {
-            let envelope = error::envelope(routes.pool(), &status);
-            let text = to_json(&envelope, style.format).unwrap_or_default();
-            json_response(error::http_status(status.code()), style.finish(text))
-        }
+        Err(status) => error_response(&routes, &status, style),
     }
 }
 
@@ -151,7 +161,7 @@ where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Error: Into<BoxError>,
     B: http_body::Body<Data = Bytes> + Send,
-    B::Error: std::fmt::Display,
+    B::Error: Into<BoxError>,
 {
     let (parts, body) = request.into_parts();
     let verb = verb(&parts);

@@ -12,7 +12,10 @@ use tonic::{
 };
 
 use super::proto::rpc;
-use crate::connector::{AckFailure, Error, SchemaViolation};
+use crate::{
+    auth::{Invalid, Refusal},
+    connector::{AckFailure, Error, SchemaViolation},
+};
 
 /// The domain of every error this API reports.
 const DOMAIN: &str = "pubsub.googleapis.com";
@@ -76,6 +79,43 @@ pub fn to_status(error: Error) -> Status {
         Error::SchemaViolation(violation) => with_error_info(code(&error), error.to_string(), violation_info(violation)),
         _ => with_details(code(&error), error.to_string()),
     }
+}
+
+/// The domain of refusals for want of a permission.
+const IAM_DOMAIN: &str = "iam.googleapis.com";
+
+/// What a caller gets to see of a call that was not let in. A resource that does not exist is refused as one that does.
+pub fn refused(refusal: Refusal) -> Status {
+    let info = |reason: &str, domain: &str, metadata: &[(&str, &str)]| rpc::ErrorInfo {
+        reason: reason.into(),
+        domain: domain.into(),
+        metadata: metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+    };
+    match refusal {
+        Refusal::Unauthenticated => unauthenticated(Invalid::Missing),
+        Refusal::Denied(permission, resource) => {
+            let permission = permission.name();
+            let text = format!(
+                "User not authorized to perform this action. Permission '{permission}' denied on resource '{resource}' (or it may not exist)."
+            );
+            let metadata = [("permission", permission), ("resource", &resource)];
+            with_error_info(Code::PermissionDenied, text, info("IAM_PERMISSION_DENIED", IAM_DOMAIN, &metadata))
+        }
+        Refusal::Name(error) => to_status(error.into()),
+        Refusal::Exceeded(exceeded) => {
+            let (limit, value) = (exceeded.limit, exceeded.value.to_string());
+            let text = format!("Quota exceeded: project {} has reached {limit}, which is {value}.", exceeded.project);
+            let metadata = [("quota_limit", limit), ("quota_limit_value", value.as_str()), ("project", &exceeded.project)];
+            with_error_info(Code::ResourceExhausted, text, info("RATE_LIMIT_EXCEEDED", "googleapis.com", &metadata))
+        }
+        Refusal::Failed(error) => to_status(error),
+    }
+}
+
+/// UNAUTHENTICATED, with what is wrong with the credentials; UNAVAILABLE when that could not be found out.
+pub fn unauthenticated(reason: Invalid) -> Status {
+    let code = if reason == Invalid::Provider { Code::Unavailable } else { Code::Unauthenticated };
+    with_details(code, format!("Request had invalid authentication credentials: {reason}."))
 }
 
 /// A status whose details are present but empty.

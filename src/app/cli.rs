@@ -37,8 +37,51 @@ pub enum Command {
     CheckConfig,
     /// Ask a running server for its health; exits with 0 only when it serves
     Healthcheck(Healthcheck),
+    /// Issue, list and take back service-account keys for clients
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Put load on a server, this or another, and report what was measured as a line of JSON
     Bench(bench::Options),
+}
+
+/// What `landline keys` does.
+#[derive(Debug, Clone, Subcommand)]
+pub enum KeysCommand {
+    /// Make a key: its private half goes to a new file that Google's clients load, its public half to AUTH_KEYS_FILE
+    Create(CreateKey),
+    /// Print the ids and holders of all keys
+    List,
+    /// Take a key back; running servers notice within seconds
+    Delete {
+        /// The key's id
+        id: String,
+    },
+}
+
+/// Arguments of `landline keys create`.
+#[derive(Debug, Clone, Args)]
+pub struct CreateKey {
+    /// The key file to write; it must not exist
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+
+    /// Whose key it is; policies call its holder serviceAccount:EMAIL. Made up by default
+    #[arg(long, value_name = "EMAIL", value_parser = email)]
+    pub email: Option<String>,
+
+    /// The project that clients take for theirs when they are told no other
+    #[arg(long, value_name = "ID", default_value = "landline")]
+    pub project: String,
+
+    /// Where clients reach the server, HOST:PORT or a URL; ADVERTISED_ENDPOINT by default
+    #[arg(long, value_name = "ADDRESS")]
+    pub endpoint: Option<String>,
+}
+
+fn email(text: &str) -> Result<String, String> {
+    let legal = text.split_once('@').is_some_and(|(name, domain)| !name.is_empty() && !domain.is_empty())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"@._-+".contains(&b));
+    if legal { Ok(text.to_owned()) } else { Err("must look like orders@shop.example".into()) }
 }
 
 /// Arguments of `landline healthcheck`.

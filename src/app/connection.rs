@@ -22,7 +22,11 @@ use super::{
     coalesce::{Coalesce, Flusher, Protocol, coalesce},
     dispatch::Dispatch,
 };
-use crate::{settings::Settings, tls::Acceptor};
+use crate::{
+    auth::Peer,
+    settings::Settings,
+    tls::{Acceptor, PeerName},
+};
 
 /// Time from the connection to its first bytes; a client that means to speak does it at once.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
@@ -95,7 +99,7 @@ impl Server {
         let outcome = match tokio::net::TcpStream::from_std(stream) {
             Ok(stream) => match &self.shared.tls {
                 Some(tls) => self.serve_tls(tls, stream).await,
-                None => self.serve_stream(stream).await,
+                None => self.serve_stream(stream, Peer::default()).await,
             },
             Err(error) => Err(error.into()),
         };
@@ -110,10 +114,12 @@ impl Server {
             stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)) => stream.unwrap_or(Err(io::ErrorKind::TimedOut.into()))?,
             () = self.shared.drain.cancelled() => return Ok(()),
         };
-        self.serve_stream(stream).await
+        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let name = certificate.and_then(PeerName::of);
+        self.serve_stream(stream, Peer::new(name.as_ref().map(|name| name.0.as_str()))).await
     }
 
-    async fn serve_stream<S>(&self, stream: S) -> Result<(), Ended>
+    async fn serve_stream<S>(&self, stream: S, peer: Peer) -> Result<(), Ended>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -124,9 +130,10 @@ impl Server {
             () = drain.cancelled() => return Ok(()),
         };
         let io: TokioIo<Coalesce<S>> = TokioIo::new(io);
+        let dispatch = dispatch.for_peer(peer);
         match protocol {
-            Protocol::Http1 => drive(http1.serve_connection(io, dispatch.clone()), &flusher, drain).await,
-            Protocol::Http2 => drive(http2.serve_connection(io, dispatch.clone()), &flusher, drain).await,
+            Protocol::Http1 => drive(http1.serve_connection(io, dispatch), &flusher, drain).await,
+            Protocol::Http2 => drive(http2.serve_connection(io, dispatch), &flusher, drain).await,
         }
     }
 }

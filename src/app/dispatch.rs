@@ -14,7 +14,17 @@ use hyper::body::Incoming;
 use tonic::{Status, body::Body, codegen::BoxFuture, server::NamedService};
 use tower::Service;
 
-use crate::api::rest::{self, Rest, SetupError};
+use crate::{
+    api::{
+        rest::{self, Rest, SetupError},
+        status,
+    },
+    app::{
+        body::{Budget, Counted},
+        exchange,
+    },
+    auth::{Authenticator, CallerRef, Invalid, Mode, Peer},
+};
 
 /// The eventual answer.
 pub type Answer = BoxFuture<Response<Body>, Infallible>;
@@ -85,7 +95,7 @@ impl Service<Request<Body>> for Grpc {
     }
 
     fn call(&mut self, request: Request<Body>) -> Answer {
-        let name = request.uri().path().trim_start_matches('/').split('/').next().unwrap_or_default();
+        let name = service_name(request.uri().path());
         if let Some(service) = self.shared.early.find(name) {
             return service.call(request);
         }
@@ -99,11 +109,17 @@ impl Service<Request<Body>> for Grpc {
     }
 }
 
+/// The only method whose requests are a stream.
+const STREAMING_PULL: &str = "/google.pubsub.v1.Subscriber/StreamingPull";
+
 /// Where requests go; cheap to clone.
 #[derive(Clone)]
 pub struct Dispatch {
     grpc: Grpc,
     rest: Rest<Grpc>,
+    authenticator: Arc<Authenticator>,
+    budget: Budget,
+    peer: Arc<Peer>,
 }
 
 impl Dispatch {
@@ -111,7 +127,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// When the API's descriptors are faulty.
-    pub fn new(early: Services) -> Result<Self, SetupError> {
+    pub fn new(early: Services, authenticator: Arc<Authenticator>) -> Result<Self, SetupError> {
         let grpc = Grpc {
             shared: Arc::new(Shared {
                 early,
@@ -120,7 +136,12 @@ impl Dispatch {
                 issuer: OnceLock::new(),
             }),
         };
-        Ok(Self { rest: rest::service(grpc.clone())?, grpc })
+        Ok(Self { rest: rest::service(grpc.clone())?, grpc, authenticator, budget: Budget::default(), peer: Arc::default() })
+    }
+
+    /// The same for the requests of one connection.
+    pub fn for_peer(&self, peer: Peer) -> Self {
+        Self { peer: Arc::new(peer), ..self.clone() }
     }
 
     /// From now on the documents of this issuer are served.
@@ -145,16 +166,29 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
         if crate::push::has_page(request.uri().path()) && [Method::GET, Method::HEAD].contains(request.method()) {
             return issuer_page(self.grpc.shared.issuer.get().cloned(), request.uri().path().to_owned());
         }
-        if !is_grpc(request.headers().get(header::CONTENT_TYPE)) {
-            return self.rest.clone().call(request.map(Body::new));
+        let grpc = is_grpc(request.headers().get(header::CONTENT_TYPE));
+        if !grpc && request.uri().path() == exchange::PATH {
+            return Box::pin(exchange::answer(self.authenticator.clone(), request));
         }
-        if request.version() != Version::HTTP_2 {
+        if grpc && request.version() != Version::HTTP_2 {
             // The end of a gRPC answer, its status, is a trailer, which HTTP/1 clients do not look for.
             let mut answer = Response::new(Body::new("gRPC needs HTTP/2.\n".to_owned()));
             *answer.status_mut() = StatusCode::HTTP_VERSION_NOT_SUPPORTED;
             return Box::pin(ready(Ok(answer)));
         }
-        self.grpc.clone().call(request.map(Body::new))
+        // What a stream sends is taken as it comes, for as long as the stream lives; all other requests are collected.
+        let streams = grpc && request.uri().path() == STREAMING_PULL;
+        let mut request = request.map(|body| if streams { Body::new(body) } else { Body::new(Counted::new(body, &self.budget)) });
+        if self.authenticator.mode() == Mode::Off || self.is_for_everyone(grpc, &request) {
+            return self.forward(grpc, request);
+        }
+        let authorization = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+        if let Some(caller) = self.authenticator.known(authorization, &self.peer) {
+            request.extensions_mut().insert(CallerRef(caller));
+            return self.forward(grpc, request);
+        }
+        let dispatch = self.clone();
+        Box::pin(async move { dispatch.authenticate(grpc, request).await })
     }
 }
 
@@ -179,6 +213,42 @@ fn issuer_page(issuer: Option<Arc<crate::push::Issuer>>, path: String) -> Answer
         }
         Ok(answer)
     })
+}
+
+impl Dispatch {
+    fn forward(&self, grpc: bool, request: Request<Body>) -> Answer {
+        if grpc { self.grpc.clone().call(request) } else { self.rest.clone().call(request) }
+    }
+
+    /// True for what probes and tools ask before they are anyone: health, reflection and the root.
+    fn is_for_everyone(&self, grpc: bool, request: &Request<Body>) -> bool {
+        let path = request.uri().path();
+        if grpc { self.grpc.shared.early.find(service_name(path)).is_some() } else { path == "/" }
+    }
+
+    /// Finds out who sent a request before its body is read, and refuses it if that fails.
+    async fn authenticate(&self, grpc: bool, mut request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        let authorization = request.headers().get(header::AUTHORIZATION).cloned();
+        match self.authenticator.authenticate(authorization.as_ref().map(HeaderValue::as_bytes), &self.peer).await {
+            Ok(caller) => {
+                request.extensions_mut().insert(CallerRef(caller));
+                self.forward(grpc, request).await
+            }
+            Err(reason) if grpc => Ok(status::unauthenticated(reason).into_http()),
+            Err(reason) => {
+                let mut answer = self.rest.refuse(&status::unauthenticated(reason), request.uri(), request.headers());
+                if reason != Invalid::Provider {
+                    answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"landline\""));
+                }
+                Ok(answer)
+            }
+        }
+    }
+}
+
+/// The service in the path of a gRPC request.
+fn service_name(path: &str) -> &str {
+    path.trim_start_matches('/').split('/').next().unwrap_or_default()
 }
 
 /// True for `application/grpc`, with a `+format` or parameters, but not for `application/grpc-web`, which is another

@@ -140,7 +140,9 @@ mod tests {
     use super::*;
 
     fn addresses(bind: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
-        let settings = crate::settings::load(None, [], &[format!("BIND={bind}"), format!("PORT={port}")]).unwrap().settings;
+        let settings = crate::settings::load(None, [], &[format!("BIND={bind}"), format!("PORT={port}"), "AUTH=off".into()])
+            .unwrap()
+            .settings;
         Ok(open(&settings)?.iter().map(|l| l.local_addr().unwrap()).collect())
     }
 
@@ -157,7 +159,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_ipv6_wildcard_takes_ipv4_clients() {
-        let settings = crate::settings::load(None, [], &["BIND=[::]".into(), "PORT=0".into()]).unwrap().settings;
+        let settings =
+            crate::settings::load(None, [], &["BIND=[::]".into(), "PORT=0".into(), "AUTH=off".into()]).unwrap().settings;
         let Ok(listeners) = open(&settings) else {
             assert!(Socket::new(Domain::IPV6, Type::STREAM, None).is_err(), "the machine has IPv6");
             return;

@@ -2,7 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::{Channel, Endpoint},
+};
 
 use super::{Options, Scenario, Shaping};
 use crate::{
@@ -12,6 +17,7 @@ use crate::{
         message_transform, publisher_client::PublisherClient, schema, schema_service_client::SchemaServiceClient,
         subscriber_client::SubscriberClient,
     },
+    auth::KeyFile,
     model::EncodedMessage,
     tls::{self, Trust},
 };
@@ -23,8 +29,35 @@ const MAX_RESPONSE: usize = 64 << 20;
 /// What the text payloads follow.
 const SCHEMA: &str = r#"{"type":"record","name":"Bench","fields":[{"name":"number","type":"long"},{"name":"sent","type":"long"},{"name":"filling","type":"string"}]}"#;
 
+/// What tokens are for, as Google's clients name this service whatever its address.
+const AUDIENCE: &str = "https://pubsub.googleapis.com/";
+
+/// A connection whose calls say who makes them.
+pub type Connection = InterceptedService<Channel, Credentials>;
+
+/// Adds a token to each call, if there is one.
+#[derive(Clone)]
+pub struct Credentials(Option<MetadataValue<Ascii>>);
+
+impl Credentials {
+    fn load(options: &Options) -> Result<Self, String> {
+        let Some(path) = &options.key_file else { return Ok(Self(None)) };
+        let token = KeyFile::read(path).and_then(|key| key.sign(AUDIENCE)).map_err(|e| e.to_string())?;
+        format!("Bearer {token}").parse().map(Some).map(Self).map_err(|_| "the token is not text".to_owned())
+    }
+}
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
 pub struct Client {
-    channels: Vec<Channel>,
+    channels: Vec<Connection>,
     pub topic: String,
     pub subscriptions: Vec<String>,
 }
@@ -46,6 +79,7 @@ impl Client {
             .connect_timeout(Duration::from_secs(5));
         let origin = options.endpoint.parse().map_err(|e| format!("endpoint {}: {e}", options.endpoint))?;
         let endpoint = if tls.is_some() { endpoint.origin(origin) } else { endpoint };
+        let credentials = Credentials::load(options)?;
         let mut channels = Vec::new();
         for _ in 0..options.connections {
             let connected = match &tls {
@@ -59,7 +93,8 @@ impl Client {
                     endpoint.connect_with_connector(connector).await
                 }
             };
-            channels.push(connected.map_err(|e| format!("connect to {}: {e}", options.endpoint))?);
+            let channel = connected.map_err(|e| format!("connect to {}: {e}", options.endpoint))?;
+            channels.push(InterceptedService::new(channel, credentials.clone()));
         }
         let run = format!("{:x}", now_nanos());
         let count = if options.scenario == Scenario::FanOut { options.subscriptions } else { 1 };
@@ -114,11 +149,11 @@ impl Client {
         let _ = SchemaServiceClient::new(self.channels[0].clone()).delete_schema(DeleteSchemaRequest { name }).await;
     }
 
-    pub fn publisher(&self, n: usize) -> PublisherClient<Channel> {
+    pub fn publisher(&self, n: usize) -> PublisherClient<Connection> {
         PublisherClient::new(self.channels[n % self.channels.len()].clone()).max_decoding_message_size(MAX_RESPONSE)
     }
 
-    pub fn subscriber(&self, n: usize) -> SubscriberClient<Channel> {
+    pub fn subscriber(&self, n: usize) -> SubscriberClient<Connection> {
         SubscriberClient::new(self.channels[n % self.channels.len()].clone()).max_decoding_message_size(MAX_RESPONSE)
     }
 

@@ -27,6 +27,8 @@ pub struct Key {
 const MOST_SECONDS: u64 = u32::MAX as u64;
 /// Largest count any setting can say, for the same reason.
 const MOST: u64 = u32::MAX as u64;
+/// Most bytes a limit can say: a tebibyte, which is still exact as a floating-point rate.
+const MOST_BYTES: u64 = 1 << 40;
 /// gRPC's length prefix and protobuf itself end here.
 const MOST_MESSAGE_BYTES: u64 = i32::MAX as u64;
 
@@ -95,6 +97,90 @@ pub static KEYS: &[Key] = &[
         about: "Whether clients are asked for certificates.",
         set: |s, v| store(&mut s.tls.client_auth, value::client_auth(v)),
         get: |s| value::client_auth_name(s.tls.client_auth).into(),
+    },
+    Key {
+        name: "AUTH",
+        range: "off, audit, enforce, or empty (off, where all addresses are loopback)",
+        about: "Whether callers must say who they are and be allowed what they do. `audit` logs what `enforce` would refuse.",
+        set: |s, v| store(&mut s.auth.mode, value::auth_mode(v)),
+        get: |s| s.auth.mode.map_or("", value::auth_mode_name).into(),
+    },
+    Key {
+        name: "AUTH_ADMINS",
+        range: "members separated by commas, such as serviceAccount:EMAIL or user:EMAIL, or empty",
+        about: "Who may do everything in every project.",
+        set: |s, v| store(&mut s.auth.admins, value::members(v)),
+        get: |s| s.auth.admins.join(","),
+    },
+    Key {
+        name: "AUTH_POLICY_FILE",
+        range: "the path of a .yaml, .yml, .toml or .json file, or empty",
+        about: "Who has which roles in which projects. Read again when it changes.",
+        set: |s, v| store(&mut s.auth.policy_file, text(v).map(Into::into)),
+        get: |s| s.auth.policy_file.display().to_string(),
+    },
+    Key {
+        name: "AUTH_KEYS_FILE",
+        range: "the path of a file, or empty (keys.json in the folder of the embedded broker)",
+        about: "Public halves of the keys that `landline keys create` issued; the same file for every node. Read again when it changes.",
+        set: |s, v| store(&mut s.auth.keys_file, text(v).map(Into::into)),
+        get: |s| s.auth.keys_file.display().to_string(),
+    },
+    Key {
+        name: "AUTH_OIDC_ISSUERS",
+        range: "https:// addresses separated by commas, each perhaps followed by = and a URL or file of its keys, or empty",
+        about: "Identity providers (OpenID Connect) whose tokens are accepted.",
+        set: |s, v| store(&mut s.auth.issuers, value::issuers(v)),
+        get: |s| s.auth.issuers.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    },
+    Key {
+        name: "AUTH_AUDIENCES",
+        range: "texts separated by commas, or empty",
+        about: "Whom those tokens must be for (their `aud`); any one of them.",
+        set: |s, v| store(&mut s.auth.audiences, value::texts(v)),
+        get: |s| s.auth.audiences.join(","),
+    },
+    Key {
+        name: "AUTH_OIDC_CA_FILE",
+        range: "the path of a file, or empty",
+        about: "Root certificates of the identity providers, PEM, beside those of the machine.",
+        set: |s, v| store(&mut s.auth.issuer_roots, text(v).map(Into::into)),
+        get: |s| s.auth.issuer_roots.display().to_string(),
+    },
+    Key {
+        name: "LIMIT_REQUESTS_PER_SECOND",
+        range: "0..4294967295 (0 sets no limit)",
+        about: "Calls a second of one project, on each node. A stream counts once.",
+        set: |s, v| store(&mut s.auth.limits.requests_per_second, integer(v, 0..=MOST)),
+        get: |s| s.auth.limits.requests_per_second.to_string(),
+    },
+    Key {
+        name: "LIMIT_PUBLISH_BYTES_PER_SECOND",
+        range: "0..1099511627776 (0 sets no limit)",
+        about: "Bytes a second of one project's Publish requests, on each node.",
+        set: |s, v| store(&mut s.auth.limits.publish_bytes_per_second, integer(v, 0..=MOST_BYTES)),
+        get: |s| s.auth.limits.publish_bytes_per_second.to_string(),
+    },
+    Key {
+        name: "LIMIT_TOPICS",
+        range: "0..1000000 (0 sets no limit)",
+        about: "Topics of one project.",
+        set: |s, v| store(&mut s.auth.limits.topics, integer(v, 0..=1_000_000)),
+        get: |s| s.auth.limits.topics.to_string(),
+    },
+    Key {
+        name: "LIMIT_SUBSCRIPTIONS",
+        range: "0..1000000 (0 sets no limit)",
+        about: "Subscriptions of one project.",
+        set: |s, v| store(&mut s.auth.limits.subscriptions, integer(v, 0..=1_000_000)),
+        get: |s| s.auth.limits.subscriptions.to_string(),
+    },
+    Key {
+        name: "LIMIT_BACKLOG_BYTES",
+        range: "0..1099511627776 (0 sets no limit)",
+        about: "Bytes of all backlogs of one project, give or take two seconds' worth; beyond it nothing is published to its topics.",
+        set: |s, v| store(&mut s.auth.limits.backlog_bytes, integer(v, 0..=MOST_BYTES)),
+        get: |s| s.auth.limits.backlog_bytes.to_string(),
     },
     Key {
         name: "DEFAULT_ACK_DEADLINE_SECONDS",

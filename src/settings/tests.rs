@@ -69,6 +69,10 @@ fn each_range_ends_where_it_says() {
             &["", "http://landline:8085", "https://id.example/landline"],
             &["id.example", "https://", "https://id.example/", "ftp://x", "https:///x", "https://x?y"],
         ),
+        ("LIMIT_TOPICS", &["0", "1000000"], &["-1", "1000001"]),
+        ("AUTH", &["", "off", "audit"], &["on", "Enforce"]),
+        ("AUTH_ADMINS", &["", "serviceAccount:a@b, user:c@d", "allAuthenticatedUsers"], &["a@b", "serviceAccount:"]),
+        ("AUTH_OIDC_ISSUERS", &[""], &["example.com", "http://example.com"]),
         ("NODE_ID", &["", "node-1.a_b"], &["a b", "a/b", &"x".repeat(65)]),
         (
             "ADVERTISED_ENDPOINT",
@@ -91,7 +95,7 @@ fn each_range_ends_where_it_says() {
         ("PRELOAD", &["", "proj,topic:sub1:sub2,other;second,third"], &["proj", "proj,to", "proj,topic:", "pr/oj,topic"]),
     ] {
         for value in good {
-            set(&[&format!("{key}={value}")]).unwrap_or_else(|e| panic!("{e:?}"));
+            set(&[&format!("{key}={value}"), "AUTH=off"]).unwrap_or_else(|e| panic!("{e:?}"));
         }
         for value in bad {
             let text = error(set(&[&format!("{key}={value}")]));
@@ -203,7 +207,7 @@ fn variables_of_the_emulator_image_join_the_preload() {
 
 #[test]
 fn the_settings_in_force_are_a_settings_file() {
-    let shown = set(&["BIND=0.0.0.0,[::1]", "PRELOAD=p,aaa:bbb"]).unwrap();
+    let shown = set(&["BIND=0.0.0.0,[::1]", "AUTH=off", "PRELOAD=p,aaa:bbb"]).unwrap();
     let again = file("again.yaml", &shown.to_string()).unwrap();
     assert_eq!(again.to_string().replace("# file", ""), shown.to_string().replace("# default", "").replace("# command line", ""));
 }
@@ -226,4 +230,32 @@ fn the_examples_hold_every_key_with_its_default() {
 fn the_readme_holds_the_table_of_keys() {
     let table = keys::markdown();
     assert!(include_str!("../../README.md").contains(&table), "the README's table should be:\n{table}");
+}
+
+#[test]
+fn an_address_that_others_reach_needs_a_word_about_authentication() {
+    for bind in ["0.0.0.0", "[::]", "127.0.0.1,10.0.0.1", "::ffff:10.0.0.1"] {
+        let bind = format!("BIND={bind}");
+        assert!(error(set(&[&bind])).contains("AUTH must be given"), "{bind}");
+        for auth in [&["AUTH=off"][..], &["AUTH=audit"], &["AUTH=enforce", "AUTH_ADMINS=user:a@b"]] {
+            assert!(set(&[&[bind.as_str()], auth].concat()).is_ok(), "{bind} {auth:?}");
+        }
+    }
+    for bind in ["localhost", "127.0.0.1", "::1", "127.8.0.1"] {
+        assert!(set(&[&format!("BIND={bind}")]).is_ok(), "{bind}");
+    }
+}
+
+#[test]
+fn settings_of_security_that_only_work_together_are_asked_for_together() {
+    for (texts, named) in [
+        (&["AUTH=enforce"][..], "AUTH_ADMINS"),
+        (&["AUTH_OIDC_ISSUERS=https://idp"], "AUTH_AUDIENCES"),
+        (&["TLS_CERT_FILE=a"], "TLS_KEY_FILE"),
+        (&["TLS_KEY_FILE=a"], "TLS_CERT_FILE"),
+        (&["TLS_CERT_FILE=a", "TLS_KEY_FILE=b", "TLS_CLIENT_AUTH=required"], "TLS_CLIENT_CA_FILE"),
+        (&["TLS_CERT_FILE=a", "TLS_KEY_FILE=b", "TLS_CLIENT_CA_FILE=c"], "TLS_CLIENT_AUTH"),
+    ] {
+        assert!(error(set(texts)).contains(named), "{texts:?}");
+    }
 }

@@ -9,7 +9,11 @@ use std::{
 
 use tracing_subscriber::filter::Targets;
 
-use crate::{connector::Scope, tls::ClientAuth};
+use crate::{
+    auth::{self, IssuerSpec, Mode},
+    connector::Scope,
+    tls::ClientAuth,
+};
 
 /// A decimal number within a range.
 pub(super) fn integer<T: TryFrom<u64>>(text: &str, range: RangeInclusive<u64>) -> Option<T> {
@@ -38,6 +42,39 @@ pub(super) fn scope(text: &str) -> Option<Scope> {
 
 pub(super) fn client_auth(text: &str) -> Option<ClientAuth> {
     [ClientAuth::Off, ClientAuth::Optional, ClientAuth::Required].into_iter().find(|auth| client_auth_name(*auth) == text)
+}
+
+/// A mode of authentication; empty leaves it to the addresses.
+pub(super) fn auth_mode(text: &str) -> Option<Option<Mode>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    [Mode::Off, Mode::Audit, Mode::Enforce].into_iter().find(|mode| auth_mode_name(*mode) == text).map(Some)
+}
+
+/// The word for it in the settings.
+pub(super) fn auth_mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Off => "off",
+        Mode::Audit => "audit",
+        Mode::Enforce => "enforce",
+    }
+}
+
+/// Texts separated by commas, or by semicolons as lists of files are joined.
+pub(super) fn texts(given: &str) -> Option<Vec<String>> {
+    let items = text(given)?;
+    Some(items.split([',', ';']).map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect())
+}
+
+/// Members of policies.
+pub(super) fn members(given: &str) -> Option<Vec<String>> {
+    texts(given).filter(|members| members.iter().all(|member| auth::is_member(member)))
+}
+
+/// Identity providers.
+pub(super) fn issuers(given: &str) -> Option<Vec<IssuerSpec>> {
+    texts(given)?.iter().map(|item| IssuerSpec::parse(item)).collect()
 }
 
 /// The word for it in the settings.

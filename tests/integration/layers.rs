@@ -24,8 +24,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // The load generator is a client: it knows the protocol and what a message is.
-    ("bench", &["tls", "api", "model"]),
-    ("settings", &["tls", "connector", "model"]),
+    ("bench", &["tls", "api", "auth", "model"]),
+    ("settings", &["tls", "auth", "connector", "model"]),
     ("api", &["auth", "connector", "rules", "broker", "model"]),
     ("push", &["auth", "connector", "rules", "broker", "model"]),
     ("admin", &["auth", "connector", "rules", "broker", "model"]),

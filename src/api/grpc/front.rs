@@ -98,6 +98,7 @@ mod tests {
                 rpc,
             },
         },
+        auth::Guard,
         broker::embedded::Embedded,
         connector::{Connector, Options},
         model::EncodedMessage,
@@ -108,7 +109,8 @@ mod tests {
     /// A client whose requests go straight into the service.
     async fn client() -> PublisherClient<Front<PublisherServer<grpc::PublisherService>>> {
         let connector = Connector::open(Embedded::memory(), Options::default()).await.unwrap();
-        let mut client = PublisherClient::new(grpc::publisher(Arc::clone(&connector)));
+        let mut client =
+            PublisherClient::new(grpc::publisher(Arc::clone(&connector), grpc::Gate::new(Guard::off(connector).unwrap())));
         client.create_topic(Topic { name: TOPIC.into(), ..Topic::default() }).await.unwrap();
         client
     }

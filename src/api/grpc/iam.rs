@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status, async_trait};
 
+use super::gate::Gate;
 use crate::{
     api::{
         proto::iam::{
@@ -22,11 +23,12 @@ const MASK: &[&str] = &["bindings", "etag", "version"];
 /// The service.
 pub struct IamPolicyService {
     connector: Arc<Connector>,
+    gate: Gate,
 }
 
 impl IamPolicyService {
-    pub fn new(connector: Arc<Connector>) -> Self {
-        Self { connector }
+    pub fn new(connector: Arc<Connector>, gate: Gate) -> Self {
+        Self { connector, gate }
     }
 }
 
@@ -56,6 +58,7 @@ fn from_proto(policy: Policy) -> Result<(AccessPolicy, bytes::Bytes), Error> {
 #[async_trait]
 impl IamPolicy for IamPolicyService {
     async fn set_iam_policy(&self, request: Request<SetIamPolicyRequest>) -> Result<Response<Policy>, Status> {
+        let request = self.gate.admit(request).await?.0;
         let request = request.into_inner();
         if let Some(path) = request.update_mask.iter().flat_map(|m| &m.paths).find(|p| !MASK.contains(&p.as_str())) {
             let why = format!("'{path}' is not one of bindings, etag and version");
@@ -64,10 +67,12 @@ impl IamPolicy for IamPolicyService {
         let policy = request.policy.ok_or_else(|| Error::argument("policy", "it must be set"));
         let (policy, etag) = policy.and_then(from_proto).map_err(to_status)?;
         let stored = self.connector.set_policy(&request.resource, policy, &etag).await.map_err(to_status)?;
+        self.gate.policy_changed(&request.resource);
         Ok(Response::new(to_proto(stored)))
     }
 
     async fn get_iam_policy(&self, request: Request<GetIamPolicyRequest>) -> Result<Response<Policy>, Status> {
+        let request = self.gate.admit(request).await?.0;
         let stored = self.connector.get_policy(&request.get_ref().resource).await.map_err(to_status)?;
         Ok(Response::new(to_proto(stored)))
     }
@@ -76,8 +81,9 @@ impl IamPolicy for IamPolicyService {
         &self,
         request: Request<TestIamPermissionsRequest>,
     ) -> Result<Response<TestIamPermissionsResponse>, Status> {
-        let request = request.into_inner();
-        let permissions = self.connector.test_permissions(&request.resource, request.permissions).await.map_err(to_status)?;
+        let TestIamPermissionsRequest { resource, permissions } = request.get_ref().clone();
+        let permissions = self.connector.test_permissions(&resource, permissions).await.map_err(to_status)?;
+        let permissions = self.gate.held(&request, &resource, permissions).await?;
         Ok(Response::new(TestIamPermissionsResponse { permissions }))
     }
 }

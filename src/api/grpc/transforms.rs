@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Code, Request, Response, Status, async_trait};
 
+use super::gate::Gate;
 use crate::{
     api::{
         convert,
@@ -27,11 +28,12 @@ use crate::{
 /// The service.
 pub struct MessageTransformsService {
     connector: Arc<Connector>,
+    gate: Gate,
 }
 
 impl MessageTransformsService {
-    pub fn new(connector: Arc<Connector>) -> Self {
-        Self { connector }
+    pub fn new(connector: Arc<Connector>, gate: Gate) -> Self {
+        Self { connector, gate }
     }
 }
 
@@ -41,6 +43,7 @@ impl message_transforms_server::MessageTransforms for MessageTransformsService {
         &self,
         request: Request<pb::ValidateMessageTransformRequest>,
     ) -> Result<Response<()>, Status> {
+        let request = self.gate.admit(request).await?.0;
         let pb::ValidateMessageTransformRequest { project, message_transform } = request.into_inner();
         let draft = convert::transform_draft(message_transform.unwrap_or_default());
         self.connector.validate_transform(&project, &draft).await.map_err(to_status)?;
@@ -51,6 +54,7 @@ impl message_transforms_server::MessageTransforms for MessageTransformsService {
         &self,
         request: Request<pb::TestMessageTransformsRequest>,
     ) -> Result<Response<pb::TestMessageTransformsResponse>, Status> {
+        let request = self.gate.admit(request).await?.0;
         let pb::TestMessageTransformsRequest { project, message, transforms } = request.into_inner();
         let of = match transforms {
             Some(Transforms::Topic(name)) => TrialOf::Topic(convert::name(&name)?),

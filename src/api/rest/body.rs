@@ -10,7 +10,8 @@ use flate2::{
 };
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
-use tonic::Status;
+use tonic::{Code, Status};
+use tower::BoxError;
 
 use crate::model::limits::MAX_REQUEST_BYTES;
 
@@ -60,7 +61,7 @@ fn too_large() -> Status {
 pub async fn read<B>(body: B, headers: &HeaderMap) -> Result<Bytes, Status>
 where
     B: http_body::Body<Data = Bytes> + Send,
-    B::Error: std::fmt::Display,
+    B::Error: Into<BoxError>,
 {
     let announced = body.size_hint().lower();
     if announced > MAX_REQUEST_BYTES as u64 && headers.contains_key(header::EXPECT) {
@@ -71,7 +72,7 @@ where
     let mut whole = BytesMut::new();
     let mut length = 0;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Status::invalid_argument(format!("The request body can't be read: {error}")))?;
+        let frame = frame.map_err(unreadable)?;
         let Ok(data) = frame.into_data() else { continue };
         length += data.len();
         if length > MAX_DISCARDED_BYTES {
@@ -82,6 +83,15 @@ where
         }
     }
     if length > MAX_REQUEST_BYTES { Err(too_large()) } else { Ok(whole.freeze()) }
+}
+
+/// Why a body can't be read: the transport says so itself where it gave up, as on a body that comes too slowly.
+fn unreadable(error: impl Into<BoxError>) -> Status {
+    match error.into().downcast::<Status>() {
+        Ok(status) if status.code() != Code::Unknown && status.code() != Code::Internal => *status,
+        Ok(status) => Status::invalid_argument(format!("The request body can't be read: {}", status.message())),
+        Err(error) => Status::invalid_argument(format!("The request body can't be read: {error}")),
+    }
 }
 
 /// Undoes the content encoding. The limit holds for the result too.

@@ -6,7 +6,11 @@ use futures::{Stream, StreamExt};
 use prost::Message;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::{received, tracked::Tracking};
+use super::{
+    super::gate::{self, Gate},
+    received,
+    tracked::Tracking,
+};
 use crate::{
     api::{
         proto::pubsub::{
@@ -31,8 +35,10 @@ pub type StreamingPullStream = Pin<Box<dyn Stream<Item = Result<StreamingPullRes
 /// Opens a stream. The response headers are sent once the first request is accepted.
 pub async fn streaming_pull(
     connector: &Arc<Connector>,
+    gate: &Gate,
     request: Request<Streaming<StreamingPullRequest>>,
 ) -> Result<Response<StreamingPullStream>, Status> {
+    let caller = gate::caller(&request);
     let mut requests = request.into_inner();
     let first = tokio::select! {
         first = tokio::time::timeout(FIRST_REQUEST_WAIT, requests.message()) => match first {
@@ -41,13 +47,32 @@ pub async fn streaming_pull(
         },
         () = connector.stopping() => return Err(to_status(Error::Closing)),
     };
+    gate.admit_stream(&caller, &first).await?;
+    let subscription = StreamingPullRequest { subscription: first.subscription.clone(), ..Default::default() };
+    let refused = gate.until_refused(caller, subscription);
     let opening = opening(first).map_err(to_status)?;
     let requests = requests.map(|request| request.map_err(broken).and_then(later));
     let responses = connector.stream(opening, requests).await.map_err(to_status)?;
-    let responses: StreamingPullStream = Box::pin(responses.map(|response| response.map(encode).map_err(to_status)));
+    let responses = responses.map(|response| response.map(encode).map_err(to_status));
+    let responses: StreamingPullStream = match refused {
+        None => Box::pin(responses),
+        Some(refused) => ended_by(Box::pin(responses), refused),
+    };
     let mut response = Response::new(responses);
     response.extensions_mut().insert(Tracking::stream());
     Ok(response)
+}
+
+/// The responses up to a refusal, which is the last.
+fn ended_by(responses: StreamingPullStream, refused: impl Future<Output = Status> + Send + 'static) -> StreamingPullStream {
+    let state = Some((responses, Box::pin(refused)));
+    Box::pin(futures::stream::unfold(state, |state| async move {
+        let (mut responses, mut refused) = state?;
+        tokio::select! {
+            response = responses.next() => response.map(|response| (response, Some((responses, refused)))),
+            status = &mut refused => Some((Err(status), None)),
+        }
+    }))
 }
 
 fn opening(request: StreamingPullRequest) -> Result<Opening, Error> {

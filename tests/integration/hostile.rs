@@ -1,0 +1,240 @@
+//! Clients that mean harm: they may lose their connection, and nobody else loses anything.
+
+use std::{net::SocketAddr, time::Duration};
+
+use landline::api::proto::pubsub::ListTopicsRequest;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    fixture::{
+        Api, Backend, Fixture,
+        wait::{SOON, within},
+    },
+    for_one_backend,
+};
+
+for_one_backend!(
+    resets_as_fast_as_requests_end_the_connection_or_are_borne,
+    floods_of_headers_end_the_connection,
+    many_idle_connections_cost_little,
+    a_huge_body_is_refused_and_not_kept,
+    unfinished_requests_do_not_fill_the_memory,
+    broken_frames_end_the_connection,
+);
+
+/// What one attack may add to the server's memory. The largest buffers of a connection are its windows of 16 MiB.
+const MAX_GROWTH: u64 = 150 << 20;
+
+/// Memory of a connection that does nothing: the state of HTTP/2 and of its task.
+const MAX_IDLE_BYTES: u64 = 32 << 10;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The head of a Publish call, without any compression.
+fn head() -> Vec<u8> {
+    let text = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
+    // POST and http from the static table; then literals with names from it.
+    let path = text(&[0x04], "/google.pubsub.v1.Publisher/Publish");
+    [vec![0x83, 0x86], path, text(&[0x01], "localhost"), text(&[0x0f, 0x10], "application/grpc")].concat()
+}
+
+async fn connect(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).await.unwrap();
+    stream
+}
+
+/// Writes until everything is written or the server has had enough.
+async fn flood(stream: TcpStream, frames: impl Iterator<Item = Vec<u8>>) -> TcpReading {
+    let (mut reader, mut writer) = stream.into_split();
+    let reading = tokio::spawn(async move {
+        let mut buffer = vec![0; 64 * 1024];
+        while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+    });
+    let writing = async {
+        for bytes in frames {
+            if writer.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    };
+    within(SOON * 2, "the flood", writing).await;
+    TcpReading { reading, _writer: writer }
+}
+
+/// A connection after a flood.
+struct TcpReading {
+    reading: tokio::task::JoinHandle<()>,
+    _writer: tokio::net::tcp::OwnedWriteHalf,
+}
+
+impl TcpReading {
+    /// The server ends the connection.
+    async fn ends(self) {
+        within(SOON, "the end of the connection", self.reading).await.unwrap();
+    }
+}
+
+/// The server serves others, and has not grown much.
+async fn unharmed(fixture: &Fixture, api: &Api, before: u64) {
+    unharmed_within(fixture, api, before, MAX_GROWTH).await;
+}
+
+async fn unharmed_within(fixture: &Fixture, api: &Api, before: u64, most: u64) {
+    let request = ListTopicsRequest { project: api.parent(), ..Default::default() };
+    within(SOON, "an answer", api.ok(request)).await;
+    let growth = fixture.nodes[0].resident_bytes().saturating_sub(before);
+    assert!(growth < most, "{} MiB more", growth >> 20);
+}
+
+async fn resets_as_fast_as_requests_end_the_connection_or_are_borne(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    api.create_topic("orders").await;
+    let before = fixture.nodes[0].resident_bytes();
+    for _ in 0..4 {
+        let pairs = (0..50_000_u32).map(|n| {
+            let stream = 2 * n + 1;
+            [frame(HEADERS, END_HEADERS, stream, &head()), frame(RESET, 0, stream, &8_u32.to_be_bytes())].concat()
+        });
+        let _after = flood(connect(address).await, pairs).await;
+        unharmed(&fixture, &api, before).await;
+    }
+}
+
+async fn floods_of_headers_end_the_connection(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    let before = fixture.nodes[0].resident_bytes();
+    // A head that never ends, in large and in empty pieces.
+    let filling = [&[0x00, 1, b'a', 0x7f, 0xc1, 0x3d][..], &vec![b'x'; 8000]].concat();
+    for piece in [filling, Vec::new()] {
+        let begin = std::iter::once(frame(HEADERS, 0, 1, &head()));
+        let more = (0..100_000).map(|_| frame(CONTINUATION, 0, 1, &piece));
+        flood(connect(address).await, begin.chain(more)).await.ends().await;
+        unharmed(&fixture, &api, before).await;
+    }
+    // HTTP/1: one long line, and very many.
+    for line in [vec![b'x'; 8192], b"a: b\r\n".repeat(1000)] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nx: ").await.unwrap();
+        let lines = (0..20_000).map(|_| line.clone());
+        flood(stream, lines).await.ends().await;
+        unharmed(&fixture, &api, before).await;
+    }
+}
+
+async fn many_idle_connections_cost_little(backend: Backend) {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+    let room = limit.maximum.map_or(10_000, |maximum| (maximum / 2) as usize);
+    let count = room.min(10_000);
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    let before = fixture.nodes[0].resident_bytes();
+    let most = MAX_GROWTH + count as u64 * MAX_IDLE_BYTES;
+    let mut held = Vec::with_capacity(count);
+    for number in 0..count {
+        // Every second one says something first.
+        held.push(if number % 2 == 0 { connect(address).await } else { TcpStream::connect(address).await.unwrap() });
+    }
+    unharmed_within(&fixture, &api, before, most).await;
+    drop(held);
+    unharmed_within(&fixture, &api, before, most).await;
+}
+
+async fn a_huge_body_is_refused_and_not_kept(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    let topic = api.create_topic("orders").await;
+    let before = fixture.nodes[0].resident_bytes();
+    let url = format!("http://{address}/v1/{topic}:publish");
+    let answer = reqwest::Client::new().post(url).body(vec![b' '; 30 << 20]).send().await.unwrap();
+    assert_eq!(answer.status(), 400);
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST /v1/{topic}:publish HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let chunk = vec![b' '; 1 << 20];
+    flood(stream, (0..100).map(|_| chunk.clone())).await.ends().await;
+    unharmed(&fixture, &api, before).await;
+}
+
+async fn unfinished_requests_do_not_fill_the_memory(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    let before = fixture.nodes[0].resident_bytes();
+    // Each call announces 9 MB and sends most of it, as far as the server's windows let it.
+    let announced = [&[0][..], &9_000_000_u32.to_be_bytes()].concat();
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        let stream = connect(address).await;
+        let (mut reader, mut writer) = stream.into_split();
+        held.push(tokio::spawn(async move {
+            let mut buffer = vec![0; 64 * 1024];
+            while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+        }));
+        let part = vec![0; 16_000];
+        for number in 0..200_u32 {
+            let id = 2 * number + 1;
+            let sent =
+                [frame(HEADERS, END_HEADERS, id, &head()), frame(DATA, 0, id, &announced), frame(DATA, 0, id, &part)].concat();
+            if writer.write_all(&sent).await.is_err() {
+                break;
+            }
+        }
+        held.push(tokio::spawn(async move {
+            let _writer = writer;
+            std::future::pending::<()>().await;
+        }));
+    }
+    unharmed(&fixture, &api, before).await;
+    held.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+async fn broken_frames_end_the_connection(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    let before = fixture.nodes[0].resident_bytes();
+    for broken in [
+        frame(DATA, 0, 0, b"x"),
+        frame(HEADERS, END_HEADERS, 2, &head()),
+        frame(HEADERS, END_HEADERS, 1, &[0xff; 100]),
+        frame(CONTINUATION, END_HEADERS, 1, &head()),
+        frame(SETTINGS, 0, 0, &[1, 2, 3]),
+        frame(RESET, 0, 0, &[0; 4]),
+        vec![0xff; 1000],
+    ] {
+        let mut stream = connect(address).await;
+        stream.write_all(&broken).await.unwrap();
+        let ended = async {
+            let mut buffer = [0; 4096];
+            while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+        };
+        within(SOON, "the end of the connection", ended).await;
+    }
+    // A handshake of TLS where none is spoken, and nonsense, are answered or ended too.
+    for text in [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"\0\0\0\0\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(text).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        let _ = within(SOON, "the end of the connection", stream.read_to_end(&mut answer)).await;
+    }
+    tokio::time::timeout(Duration::from_secs(30), unharmed(&fixture, &api, before)).await.unwrap();
+}
