@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 
+use prost_reflect::{DescriptorPool, MethodDescriptor, ServiceDescriptor};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -41,7 +42,8 @@ use self::{
     workers::Workers,
 };
 use crate::{
-    api::grpc,
+    admin::{Admin, Requests},
+    api::{grpc, proto::FILE_DESCRIPTOR_SET},
     auth::KeysError,
     broker::BrokerError,
     settings::Settings,
@@ -101,10 +103,15 @@ async fn run(settings: Settings) -> Result<(), Error> {
     let listeners = listen::open(&settings)?;
     let tls = settings.tls.is_set().then(|| Acceptor::open(&settings.tls)).transpose()?;
     let security = Security::open(&settings)?;
+    let admin_listener = listen::open_admin(&settings)?;
     let readiness = Readiness::default();
     let port = listeners.first().and_then(|listener| listener.local_addr().ok()).map_or(settings.port, |address| address.port());
-    let dispatch = Dispatch::new(early_services(&settings, &readiness)?, security.authenticator.clone())
+    let requests = Requests::new(methods()?);
+    let early = early_services(&settings, &readiness)?;
+    let dispatch = Dispatch::new(early, security.authenticator.clone(), requests.clone())
         .map_err(|e| Error::Descriptors(e.to_string()))?;
+    let admin = Admin::new(readiness.probe(), requests);
+    let admin_address = serve_admin(&admin, admin_listener);
 
     let mut core = tokio::select! {
         opened = start::open(&settings, port) => match opened {
@@ -117,7 +124,7 @@ async fn run(settings: Settings) -> Result<(), Error> {
         _ = signals.next() => return Ok(()),
     };
     if let Some(core) = &core {
-        open(core, &security, &dispatch, &readiness)?;
+        open(core, &security, &dispatch, &readiness, &admin)?;
     }
 
     let drain = CancellationToken::new();
@@ -126,11 +133,12 @@ async fn run(settings: Settings) -> Result<(), Error> {
     }
     let server = Server::new(&settings, tls, dispatch.clone(), drain.clone());
     let serving = Serving::start(&settings, listeners, &server, drain).map_err(Error::System)?;
-    announce(&settings, &serving.addresses, core.as_ref())?;
+    admin.watch_connections(serving.workers.counter());
+    announce(&settings, &serving.addresses, admin_address, core.as_ref())?;
 
     let signal = tokio::select! {
         signal = signals.next() => signal,
-        error = open_later(&settings, port, &mut core, &security, &dispatch, &readiness) => return Err(error),
+        error = open_later(&settings, port, &mut core, &security, &dispatch, &readiness, &admin) => return Err(error),
     };
     tracing::info!(signal, seconds = settings.drain_seconds, "draining");
     tokio::select! {
@@ -152,7 +160,7 @@ fn early_services(settings: &Settings, readiness: &Readiness) -> Result<Services
 }
 
 /// Serves everything from now on.
-fn open(core: &Core, security: &Security, dispatch: &Dispatch, readiness: &Readiness) -> Result<(), Error> {
+fn open(core: &Core, security: &Security, dispatch: &Dispatch, readiness: &Readiness, admin: &Admin) -> Result<(), Error> {
     let gate = security.start(&core.connector)?;
     let services = Services::default()
         .with(grpc::publisher(core.connector.clone(), gate.clone()))
@@ -166,6 +174,7 @@ fn open(core: &Core, security: &Security, dispatch: &Dispatch, readiness: &Readi
     dispatch.publish(core.push.issuer.clone());
     dispatch.open(services);
     readiness.open(core.broker.clone());
+    admin.open(core.connector.clone());
     Ok(())
 }
 
@@ -177,11 +186,12 @@ async fn open_later(
     security: &Security,
     dispatch: &Dispatch,
     readiness: &Readiness,
+    admin: &Admin,
 ) -> Error {
     if core.is_none() {
         match start::open_patiently(settings, port).await {
             Ok(opened) => {
-                if let Err(error) = open(&opened, security, dispatch, readiness) {
+                if let Err(error) = open(&opened, security, dispatch, readiness, admin) {
                     return error;
                 }
                 tracing::info!(node = opened.connector.options().node_id, "the broker is ready");
@@ -191,6 +201,27 @@ async fn open_later(
         }
     }
     std::future::pending().await
+}
+
+/// Paths of all methods of the API, and whether they are streams.
+fn methods() -> Result<Vec<(String, bool)>, Error> {
+    let pool = DescriptorPool::decode(FILE_DESCRIPTOR_SET).map_err(|e| Error::Descriptors(e.to_string()))?;
+    let of_service = |service: ServiceDescriptor| {
+        let path = |method: MethodDescriptor| {
+            let streaming = method.is_client_streaming() || method.is_server_streaming();
+            (format!("/{}/{}", service.full_name(), method.name()), streaming)
+        };
+        service.methods().map(path).collect::<Vec<_>>()
+    };
+    Ok(pool.services().flat_map(of_service).collect())
+}
+
+/// Serves the admin address until the process ends; answers where.
+fn serve_admin(admin: &Arc<Admin>, listener: Option<TcpListener>) -> Option<SocketAddr> {
+    let listener = listener?;
+    let address = listener.local_addr().ok();
+    tokio::spawn(admin.clone().serve(listener));
+    address
 }
 
 /// The open sockets and the threads behind them.
@@ -217,11 +248,13 @@ impl Serving {
         Ok(Self { addresses, workers, accepting, stop, drain })
     }
 
-    /// Ends in order: no new work, the calls under way, the connections, the broker.
+    /// Ends in order: health, no new work, the calls under way, the connections, the broker.
     async fn stop(mut self, settings: &Settings, mut core: Option<Core>, readiness: &Readiness) {
+        readiness.drain();
+        // Whoever asks for health learns it meanwhile, and sends no new clients here.
+        tokio::time::sleep(Duration::from_secs(settings.drain_delay_seconds)).await;
         let limit = tokio::time::sleep(Duration::from_secs(settings.drain_seconds));
         let calls = async {
-            readiness.drain();
             self.stop.cancel();
             while self.accepting.join_next().await.is_some() {}
             if let Some(core) = &mut core {
@@ -247,7 +280,7 @@ impl Serving {
 }
 
 /// Prints the address to standard output, for scripts, and everything else to the log.
-fn announce(settings: &Settings, addresses: &[SocketAddr], core: Option<&Core>) -> Result<(), Error> {
+fn announce(settings: &Settings, addresses: &[SocketAddr], admin: Option<SocketAddr>, core: Option<&Core>) -> Result<(), Error> {
     let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let mut out = io::stdout().lock();
     // One address, as every reader understands: with several they share the port.
@@ -255,6 +288,7 @@ fn announce(settings: &Settings, addresses: &[SocketAddr], core: Option<&Core>) 
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         addresses = texts.join(" "),
+        admin = admin.map(|address| address.to_string()),
         advertised = settings.advertised_endpoint,
         tls = settings.tls.is_set(),
         broker = %settings.broker,

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, broadcast};
 
-use crate::model::{EncodedMessage, RetryPolicy};
+use crate::model::{EncodedMessage, RetryPolicy, meter::HistogramView};
 
 pub mod embedded;
 pub mod redis;
@@ -367,9 +367,30 @@ pub struct QueueStats {
     pub dead_letters: u64,
     /// Acknowledged messages kept for seeking.
     pub retained_acked_messages: u64,
+    /// Leases that ran out since this engine was opened; none where the engine does not count them.
+    pub expired_leases: Option<u64>,
     /// When the queue was last used: a session was attached, something was leased, settled, sought or changed, or
     /// [`Broker::touch`] was called. Now, while a session is attached.
     pub last_active_ms: u64,
+}
+
+/// Something an engine tells of itself, for operators.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measure {
+    /// The metric's name without the prefix `landline_broker_`. A counter's ends in `_total`, others in their unit.
+    pub name: &'static str,
+    /// One sentence without its full stop.
+    pub about: &'static str,
+    pub value: MeasureValue,
+}
+
+/// A measure's kind and value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MeasureValue {
+    /// Only grows, from 0 at the start of the process.
+    Counter(u64),
+    Gauge(f64),
+    Histogram(HistogramView),
 }
 
 /// A store of resources and queues. Every method may answer [`BrokerError::Unavailable`].
@@ -452,6 +473,11 @@ pub trait Broker: Send + Sync + 'static {
     /// Whether other nodes may work on the same store.
     fn is_shared(&self) -> bool {
         false
+    }
+
+    /// The engine's own state on this node. Takes no time.
+    fn measures(&self) -> Vec<Measure> {
+        Vec::new()
     }
 
     /// Writes what is pending and stops background work. Calls after it answer [`BrokerError::Unavailable`].

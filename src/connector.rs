@@ -19,6 +19,7 @@ pub mod error;
 mod janitor;
 mod listing;
 mod mask;
+pub mod meters;
 mod policies;
 pub mod publish;
 pub mod pull;
@@ -106,6 +107,7 @@ pub struct Connector {
     catalog: Arc<catalog::Catalog>,
     delivery: channel::Delivery,
     transforms: transforms::Pool,
+    meters: Arc<meters::Meters>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -120,9 +122,10 @@ impl Connector {
         let catalog = Arc::new(catalog::Catalog::new(broker.clone()));
         let follower = tokio::spawn(catalog::follow(Arc::downgrade(&catalog), broker.events()));
         let tasks = Mutex::new(vec![follower.abort_handle()]);
-        let delivery = channel::Delivery::new(broker.clone(), &options, &secret);
+        let meters = Arc::new(meters::Meters::default());
+        let delivery = channel::Delivery::new(broker.clone(), &options, &secret, meters.clone());
         let transforms = transforms::Pool::new();
-        let connector = Arc::new(Self { broker, options, secret, catalog, delivery, transforms, tasks });
+        let connector = Arc::new(Self { broker, options, secret, catalog, delivery, transforms, meters, tasks });
         let forwarder =
             dead_letter::run(Arc::downgrade(&connector), connector.broker.events(), connector.delivery.draining.clone());
         let forwarder = connector.delivery.tasks.spawn(forwarder);
@@ -146,6 +149,11 @@ impl Connector {
     /// The broker behind the use cases.
     pub fn broker(&self) -> &Arc<dyn Broker> {
         &self.broker
+    }
+
+    /// What this node counts.
+    pub fn meters(&self) -> &meters::Meters {
+        &self.meters
     }
 
     /// The settings in force.

@@ -3,6 +3,7 @@
 //! The layers, from the edge inwards: `app`, `api` (transports), `connector` (use cases), `rules` (pure decisions),
 //! `broker` (the port and its engines) and `model` (the vocabulary). Imports run inwards only.
 
+pub mod admin;
 pub mod api;
 pub mod app;
 pub mod auth;

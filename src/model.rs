@@ -3,6 +3,7 @@
 pub mod access;
 pub mod limits;
 pub mod message;
+pub mod meter;
 pub mod names;
 pub mod policy;
 pub mod resource;

@@ -8,7 +8,12 @@ mod preload;
 mod source;
 mod value;
 
-use std::{fmt, path::Path, path::PathBuf};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    path::PathBuf,
+};
 
 pub use self::{
     preload::Preload,
@@ -17,12 +22,18 @@ pub use self::{
 };
 use crate::{auth, connector, tls};
 
+/// Where metrics are served unless something else is said. On this address alone the server does without when it is taken,
+/// so that two servers run side by side on one machine.
+pub const DEFAULT_ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+
 /// Everything that can be set, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// 0 takes any free port.
     pub port: u16,
     pub bind: Bind,
+    /// Where metrics are served; none where they are not.
+    pub admin: Option<SocketAddr>,
     pub broker: BrokerUrl,
     pub durability: Durability,
     /// The durability was set, and is not just the default.
@@ -46,6 +57,8 @@ pub struct Settings {
     pub push_ca_file: PathBuf,
     /// URL of the issuer of push tokens, empty for one made from the address.
     pub push_issuer: String,
+    /// Time a stop leaves balancers to look elsewhere, before it ends anything.
+    pub drain_delay_seconds: u64,
     /// Longest time a stop waits for calls under way.
     pub drain_seconds: u64,
     /// Filter of log lines: a level, or `target=level` items.
@@ -62,6 +75,7 @@ impl Default for Settings {
         Self {
             port: 8085,
             bind: Bind::localhost(),
+            admin: Some(DEFAULT_ADMIN),
             broker: BrokerUrl::Embedded("./data".into()),
             durability: Durability::Fsync,
             durability_given: false,
@@ -76,6 +90,7 @@ impl Default for Settings {
             push_internal_networks: true,
             push_ca_file: PathBuf::new(),
             push_issuer: String::new(),
+            drain_delay_seconds: 0,
             drain_seconds: 25,
             log: "info".into(),
             log_format: LogFormat::Text,

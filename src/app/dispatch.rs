@@ -15,6 +15,7 @@ use tonic::{Status, body::Body, codegen::BoxFuture, server::NamedService};
 use tower::Service;
 
 use crate::{
+    admin::{Call, Requests},
     api::{
         rest::{self, Rest, SetupError},
         status,
@@ -30,25 +31,31 @@ use crate::{
 pub type Answer = BoxFuture<Response<Body>, Infallible>;
 
 /// A gRPC service with its type forgotten.
-trait Call: Send + Sync {
-    fn call(&self, request: Request<Body>) -> Answer;
+trait Serve: Send + Sync {
+    fn run(&self, request: Request<Body>, counted: Call) -> Answer;
 }
 
-impl<S> Call for S
+impl<S> Serve for S
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
-    fn call(&self, request: Request<Body>) -> Answer {
+    fn run(&self, request: Request<Body>, counted: Call) -> Answer {
         // Generated services are always ready, and their clones share everything.
-        Box::pin(Service::call(&mut self.clone(), request))
+        let answer = Service::call(&mut self.clone(), request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            // An answer that begins with a status has nothing else; all others begin well.
+            counted.answer(answer.headers().get("grpc-status").map(HeaderValue::as_bytes));
+            Ok(answer)
+        })
     }
 }
 
 /// gRPC services by name.
 #[derive(Default)]
 pub struct Services {
-    services: Vec<(&'static str, Box<dyn Call>)>,
+    services: Vec<(&'static str, Box<dyn Serve>)>,
 }
 
 impl Services {
@@ -63,7 +70,7 @@ impl Services {
         self
     }
 
-    fn find(&self, name: &str) -> Option<&dyn Call> {
+    fn find(&self, name: &str) -> Option<&dyn Serve> {
         // A handful of names: looking at each beats hashing.
         self.services.iter().find(|(known, _)| *known == name).map(|(_, service)| &**service)
     }
@@ -78,6 +85,7 @@ struct Grpc {
 struct Shared {
     /// Services that answer from the start.
     early: Services,
+    requests: Arc<Requests>,
     /// Services that need the broker, once it is there.
     late: OnceLock<Services>,
     /// The issuer of push tokens, whose documents everybody may read.
@@ -96,14 +104,16 @@ impl Service<Request<Body>> for Grpc {
 
     fn call(&mut self, request: Request<Body>) -> Answer {
         let name = service_name(request.uri().path());
+        let counted = self.shared.requests.begin(request.uri().path());
         if let Some(service) = self.shared.early.find(name) {
-            return service.call(request);
+            return service.run(request, counted);
         }
         let Some(late) = self.shared.late.get() else {
+            counted.answer(Some(b"14"));
             return grpc_status(Status::unavailable("The broker is not ready yet."));
         };
         match late.find(name) {
-            Some(service) => service.call(request),
+            Some(service) => service.run(request, counted),
             None => grpc_status(Status::unimplemented(format!("Unknown service {name}."))),
         }
     }
@@ -123,14 +133,15 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// Serves `early` at once and answers the rest with UNAVAILABLE until [`open`](Self::open).
+    /// Serves `early` at once, counts every call in `requests`, and answers the rest with UNAVAILABLE until [`open`](Self::open).
     ///
     /// # Errors
     /// When the API's descriptors are faulty.
-    pub fn new(early: Services, authenticator: Arc<Authenticator>) -> Result<Self, SetupError> {
+    pub fn new(early: Services, authenticator: Arc<Authenticator>, requests: Arc<Requests>) -> Result<Self, SetupError> {
         let grpc = Grpc {
             shared: Arc::new(Shared {
                 early,
+                requests,
                 late: OnceLock::new(),
                 #[cfg(feature = "push")]
                 issuer: OnceLock::new(),

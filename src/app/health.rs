@@ -56,6 +56,15 @@ impl Readiness {
         !*self.draining.borrow() && matches!(tokio::time::timeout(READY_TIMEOUT, broker.ready()).await, Ok(Ok(())))
     }
 
+    /// The same question for the admin address.
+    pub fn probe(&self) -> crate::admin::Ready {
+        let readiness = self.clone();
+        Box::new(move || {
+            let readiness = readiness.clone();
+            Box::pin(async move { readiness.is_serving().await })
+        })
+    }
+
     async fn answer(&self) -> HealthCheckResponse {
         let status = if self.is_serving().await { ServingStatus::Serving } else { ServingStatus::NotServing };
         HealthCheckResponse { status: status.into() }

@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{Error, workers::Workers};
-use crate::settings::{Bind, Settings};
+use crate::settings::{Bind, DEFAULT_ADMIN, Settings};
 
 /// Connections the kernel completes while the server is busy; Linux caps it at its own `somaxconn`, 4096 by default.
 const BACKLOG: i32 = 4096;
@@ -78,6 +78,22 @@ fn open_one(address: SocketAddr, has_ipv4: bool) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into())
+}
+
+/// Opens the admin address, if there is one.
+///
+/// # Errors
+/// [`Error::Listen`], but for [the default address](DEFAULT_ADMIN): there the server does without.
+pub fn open_admin(settings: &Settings) -> Result<Option<TcpListener>, Error> {
+    let Some(address) = settings.admin else { return Ok(None) };
+    match open_one(address, false) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if address == DEFAULT_ADMIN => {
+            tracing::warn!(%address, %error, "no metrics: set CONNECTORS_GCP_ADMIN_ADDRESS to another address");
+            Ok(None)
+        }
+        Err(error) => Err(Error::Listen(address, error)),
+    }
 }
 
 /// Hands connections to the workers until `stop`. Nothing that happens to a connection ends it.

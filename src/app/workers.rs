@@ -82,6 +82,11 @@ impl Workers {
         Ok(Self { workers: Mutex::new(workers), connections: Arc::default(), abort, running })
     }
 
+    /// The counter of connections being served.
+    pub fn counter(&self) -> Arc<AtomicUsize> {
+        self.connections.clone()
+    }
+
     /// Connections being served.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)

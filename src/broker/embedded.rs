@@ -41,7 +41,7 @@ use self::{
 };
 use super::{
     Append, Appended, Attached, Broker, BrokerError, Change, DeadLetter, DeadlineChange, Effect, Event, Kind, LeaseRequest,
-    LeaseToken, Leased, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
+    LeaseToken, Leased, Measure, MeasureValue, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
 };
 
 /// Events a slow follower may fall behind by before it has to read everything again.
@@ -115,6 +115,7 @@ impl Embedded {
         })?;
         state.recovered();
         let now_ms = state.tick(clock.now_ms());
+        state.count_from(now_ms);
         // Ids go on from the last one; the first of all starts from the clock, so that a new store never repeats ids of an
         // earlier one. 16 digits, as Google's are.
         let next_message_id = state.next_message_id.max(if state.next_message_id == 0 { now_ms * 1000 } else { 0 });
@@ -499,6 +500,10 @@ impl Broker for Embedded {
         Ok(stats)
     }
 
+    fn measures(&self) -> Vec<Measure> {
+        measures(&self.shared.log)
+    }
+
     async fn close(&self) {
         self.shared.orderly.store(true, Ordering::Release);
         self.shared.stop();
@@ -507,6 +512,26 @@ impl Broker for Embedded {
         let _ = tokio::task::spawn_blocking(move || workers.into_iter().for_each(|w| drop(w.join()))).await;
         self.shared.log.close().await;
     }
+}
+
+fn measures(log: &Log) -> Vec<Measure> {
+    let usage = log.usage();
+    let gauge = |name, about, value: f64| Measure { name, about, value: MeasureValue::Gauge(value) };
+    let mut measures = vec![
+        gauge("log_bytes", "Space the log takes, prepared segments included", usage.bytes as f64),
+        gauge("log_segments", "Segments of the log that hold records", usage.segments as f64),
+        gauge("log_pending_bytes", "Bytes appended to the log and not yet written", usage.pending_bytes as f64),
+        gauge("short_of_space", "1 while there is no room for another segment", f64::from(u8::from(log.short_of_space()))),
+    ];
+    let about = "Bytes appended to the log since its beginning";
+    measures.push(Measure { name: "log_appended_bytes_total", about, value: MeasureValue::Counter(log.position()) });
+    measures.extend(log.free_bytes().map(|bytes| gauge("free_bytes", "Space the file system has left", bytes as f64)));
+    measures.extend(log.syncs().map(|view| Measure {
+        name: "sync_duration_seconds",
+        about: "Time of a sync of the log",
+        value: MeasureValue::Histogram(view),
+    }));
+    measures
 }
 
 impl Shared {

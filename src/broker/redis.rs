@@ -210,6 +210,7 @@ impl Broker for Redis {
             delayed_messages: number(4),
             dead_letters: number(5),
             retained_acked_messages: number(6),
+            expired_leases: None,
             last_active_ms: if queue.has_sessions() { self.engine.now_ms() } else { number(7).max(queue.used_ms()) },
         })
     }

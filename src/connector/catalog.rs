@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
 };
 
 use parking_lot::RwLock;
@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "schemas")]
 use super::schemas::SchemaEntry;
 use super::{
-    Error, record,
+    Error,
+    meters::{Meters, TopicMeter},
+    record,
     transforms::{Pipeline, pipeline},
 };
 use crate::{
@@ -44,6 +46,7 @@ pub struct TopicEntry {
     pub reference: TopicRef,
     /// The enabled transforms.
     pub(super) transforms: Pipeline,
+    meter: OnceLock<Arc<TopicMeter>>,
     route: RwLock<Option<Arc<Route>>>,
 }
 
@@ -95,7 +98,12 @@ pub struct SubscriptionEntry {
 impl TopicEntry {
     fn new(topic: Topic, version: u64) -> Self {
         let (reference, transforms) = (topic_ref(&topic.name, topic.incarnation), pipeline(&topic.message_transforms));
-        Self { reference, transforms, topic, version, route: RwLock::new(None) }
+        Self { reference, transforms, topic, version, meter: OnceLock::new(), route: RwLock::new(None) }
+    }
+
+    /// Its counters, looked up once.
+    pub(super) fn meter(&self, meters: &Meters) -> &TopicMeter {
+        self.meter.get_or_init(|| meters.topics.get(&self.reference.channel))
     }
 
     pub(super) fn route(&self) -> Option<Arc<Route>> {

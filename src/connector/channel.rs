@@ -10,6 +10,7 @@ use super::{
     Options, Secret,
     ack_id::{AckIds, Minter},
     dead_letter::DeadLetterCounts,
+    meters::{Meters, SubscriptionMeter},
     settle::lane::{Acks, Changes, Lane},
 };
 use crate::broker::{Broker, LeaseToken, QueueRef, Session};
@@ -23,12 +24,14 @@ pub(super) struct Channel {
     pub minter: Minter,
     pub acks: Arc<Lane<Acks>>,
     pub changes: Arc<Lane<Changes>>,
+    pub meter: Arc<SubscriptionMeter>,
 }
 
 /// Everything that delivery shares on one node.
 pub(super) struct Delivery {
     broker: Arc<dyn Broker>,
     ids: AckIds,
+    meters: Arc<Meters>,
     channels: Mutex<Channels>,
     /// Set when the server stops: streams end, long polls answer.
     pub draining: CancellationToken,
@@ -45,10 +48,11 @@ struct Channels {
 }
 
 impl Delivery {
-    pub fn new(broker: Arc<dyn Broker>, options: &Options, secret: &Secret) -> Self {
+    pub fn new(broker: Arc<dyn Broker>, options: &Options, secret: &Secret, meters: Arc<Meters>) -> Self {
         Self {
             broker,
             ids: AckIds::new(secret.key("ack id"), &options.node_id),
+            meters,
             channels: Mutex::new(Channels { known: HashMap::new(), purge_at: FEW_CHANNELS }),
             draining: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -69,6 +73,7 @@ impl Delivery {
         let channel = Arc::new(Channel {
             queue: queue.clone(),
             minter: self.ids.minter(queue),
+            meter: self.meters.subscriptions.get(&queue.channel),
             acks: Lane::new(self.broker.clone(), queue.clone(), self.tasks.clone()),
             changes: Lane::new(self.broker.clone(), queue.clone(), self.tasks.clone()),
         });

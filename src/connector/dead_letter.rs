@@ -233,6 +233,9 @@ impl Connector {
         let counts = &self.delivery.dead_letters;
         let count = if refused.is_some() { &counts.failed } else { &counts.forwarded };
         count.fetch_add(tokens.len() as u64, Ordering::Relaxed);
+        let meter = self.meters.subscriptions.get(&entry.queue.channel);
+        let count = if refused.is_some() { &meter.dead_letters_returned } else { &meter.dead_lettered };
+        count.fetch_add(tokens.len() as u64, Ordering::Relaxed);
         self.broker.settle_dead_letters(&entry.queue, &tokens, refused.is_none()).await?;
         Ok(Some(refused.map_or(Ok(()), Err)))
     }

@@ -14,6 +14,7 @@ use crate::{
     model::{
         EncodedMessage, SubscriptionName, TopicName,
         limits::{MAX_PUBLISH_BYTES, MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES},
+        meter::add,
     },
     rules::filter::Filter,
 };
@@ -63,12 +64,22 @@ impl Connector {
     pub async fn publish(&self, name: &TopicName, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
         check_count(messages.len())?;
         let topic = self.topic(name).await?;
+        let published = self.publish_to(&topic, messages).await;
+        let meter = topic.meter(&self.meters);
+        match &published {
+            Ok(_) => add(&meter.requests, 1),
+            Err(error) => meter.failed(error),
+        }
+        published
+    }
+
+    async fn publish_to(&self, topic: &TopicEntry, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
         let messages = messages.into_iter().map(|wire| self.scan(wire)).collect::<Result<Vec<_>, _>>()?;
         // Transforms before the schema, which what they return has to follow.
         let transformed = self.transform_published(&topic.transforms, messages).await?;
         let kept: Option<Vec<bool>> = (!topic.transforms.is_empty()).then(|| transformed.iter().map(Option::is_some).collect());
         let messages = self.follow_schema(&topic.topic, transformed.into_iter().flatten().collect()).await?;
-        let ids = if messages.is_empty() { Vec::new() } else { self.append(name, messages).await?.message_ids };
+        let ids = if messages.is_empty() { Vec::new() } else { self.append(&topic.topic.name, messages).await?.message_ids };
         Ok(match kept {
             Some(kept) => with_dropped(&kept, ids),
             None => ids,
@@ -109,7 +120,12 @@ impl Connector {
                 route_version: route.version,
             };
             match self.broker().append(append).await {
-                Ok(appended) => return Ok(appended),
+                Ok(appended) => {
+                    let meter = topic.meter(&self.meters);
+                    add(&meter.messages, messages.len() as u64);
+                    add(&meter.bytes, messages.iter().map(|message| message.wire().len() as u64).sum());
+                    return Ok(appended);
+                }
                 Err(BrokerError::Stale) => topic.forget_route(route.version),
                 Err(BrokerError::Gone) => self.catalog.forget_topic(name.as_str()),
                 Err(error) => return Err(error.into()),

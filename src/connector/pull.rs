@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     Connector, Error, SubscriptionEntry,
     channel::{Attached, Channel, release},
+    meters::Delivery,
     transforms::MAX_LEASED,
 };
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
     model::{
         SubscriptionName,
         limits::{MAX_PULL_BYTES, MAX_PULL_MESSAGES},
+        meter::add,
     },
     rules::{flow_control, lease},
 };
@@ -116,10 +118,13 @@ impl Connector {
             _ => return Err(Error::Argument("max_messages".into())),
         };
         let until = Instant::now() + wait;
-        for _ in 0..MAX_RESTARTS {
+        for restarts in 0..MAX_RESTARTS {
             let entry = self.subscription(name).await?;
             check_pullable(&entry)?;
             let channel = self.delivery.channel(&entry.queue);
+            if restarts == 0 {
+                add(&channel.meter.pulls, 1);
+            }
             match self.pull_from(&entry, &channel, max_messages, until).await {
                 Ok(Some(leased)) => return Ok(self.pulled(&channel, leased)),
                 // The subscription changed.
@@ -177,6 +182,7 @@ impl Connector {
         let fitting = flow_control::fitting(leased.iter().map(|l| l.message.len()), MAX_PULL_BYTES as u64);
         let surplus = leased.split_off(fitting);
         self.delivery.release(&channel.queue, surplus.iter().map(|l| l.token).collect());
+        channel.meter.sent(Delivery::Pull, leased.len(), leased.iter().map(|l| l.message.len() as u64).sum());
         let receipt = Receipt {
             broker: self.broker.clone(),
             tasks: self.delivery.tasks.clone(),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     broker::{BrokerError, DeadlineChange, LeaseToken, Outcome},
-    model::SubscriptionName,
+    model::{SubscriptionName, meter::add},
     rules::lease,
 };
 
@@ -61,8 +61,9 @@ impl Connector {
         ack_ids: &[String],
     ) -> Result<Vec<Outcome>, Error> {
         let read = self.read(entry, channel, ack_ids)?;
-        let outcomes = self.known(entry, channel.acks.run(read.tokens).await)?;
-        Ok(merge(outcomes, &read.invalid))
+        let outcomes = merge(self.known(entry, channel.acks.run(read.tokens).await)?, &read.invalid);
+        channel.meter.settled(&channel.meter.acknowledged, &outcomes);
+        Ok(outcomes)
     }
 
     /// The same for deadlines: `deadline_ms` of the id at an index.
@@ -82,8 +83,16 @@ impl Connector {
             bypass_backoff: self.options.nack_bypasses_backoff,
             max_life_ms: self.max_lease_life_ms(),
         };
-        let changes = read.tokens.into_iter().zip(valid).map(change).collect();
+        let changes: Vec<_> = read.tokens.into_iter().zip(valid).map(change).collect();
+        let nacks: Vec<bool> = changes.iter().map(|change| change.deadline_ms == 0).collect();
         let outcomes = self.known(entry, channel.changes.run(changes).await)?;
+        let (mut nacked, mut extended) = (Vec::new(), Vec::new());
+        for (outcome, nack) in outcomes.iter().zip(nacks) {
+            if nack { nacked.push(*outcome) } else { extended.push(*outcome) }
+        }
+        channel.meter.settled(&channel.meter.nacked, &nacked);
+        channel.meter.settled(&channel.meter.extended, &extended);
+        add(&channel.meter.refused, read.invalid.len() as u64);
         Ok(merge(outcomes, &read.invalid))
     }
 

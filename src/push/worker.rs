@@ -10,7 +10,10 @@ use tokio_util::sync::CancellationToken;
 use super::{guard::Guard, issuer::Issuer, request, window::Window};
 use crate::{
     broker::{Broker, BrokerError, DeadlineChange, LeaseRequest, Leased, QueueRef, Session, next_session_id},
-    connector::{Connector, SubscriptionEntry},
+    connector::{
+        Connector, SubscriptionEntry,
+        meters::{Delivery, PushAnswer, SubscriptionMeter},
+    },
 };
 
 /// The lease outlasts the request's time-out, so that the answer settles it.
@@ -56,6 +59,7 @@ struct Worker {
     connector: Arc<Connector>,
     outside: Arc<Outside>,
     entry: Arc<SubscriptionEntry>,
+    meter: Arc<SubscriptionMeter>,
     window: Window,
     idle: Vec<Slot>,
     under_way: FuturesUnordered<BoxFuture<'static, (Slot, Option<bool>)>>,
@@ -65,6 +69,7 @@ struct Worker {
 /// Pushes until the subscription is gone, is no longer a push subscription or `stop` is cancelled.
 pub async fn run(connector: Arc<Connector>, outside: Arc<Outside>, entry: Arc<SubscriptionEntry>, stop: CancellationToken) {
     let mut worker = Worker {
+        meter: connector.meters().subscriptions.get(&entry.queue.channel),
         connector,
         outside,
         entry,
@@ -132,7 +137,7 @@ impl Worker {
 
     fn start(&mut self, slot: Slot, leased: Leased) {
         let (outside, entry, timeout) = (self.outside.clone(), self.entry.clone(), self.timeout());
-        let connector = self.connector.clone();
+        let (connector, meter) = (self.connector.clone(), self.meter.clone());
         let bypass_backoff = self.connector.options().nack_bypasses_backoff;
         self.under_way.push(Box::pin(async move {
             let leased = match connector.transform_leased(&entry, vec![leased]).await {
@@ -144,7 +149,12 @@ impl Worker {
             };
             // Dropped or failed, and settled as such.
             let Some(leased) = leased else { return (slot, None) };
-            let success = post(&outside, &entry, &leased, timeout).await;
+            meter.sent(Delivery::Push, 1, leased.message.len() as u64);
+            let began = Instant::now();
+            let answer = post(&outside, &entry, &leased, timeout).await;
+            meter.push_latency.observe(began.elapsed());
+            meter.pushed(answer);
+            let success = answer == PushAnswer::Acknowledged;
             let settled = if success {
                 slot.broker.acknowledge(&slot.queue, &[leased.token]).await
             } else {
@@ -185,35 +195,42 @@ impl Worker {
     }
 }
 
-/// Whether the endpoint took the message. Whatever keeps it from being asked is as bad as a refusal.
-async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> bool {
+/// What the endpoint says to the message. Whatever keeps it from being asked is as bad as a refusal.
+async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> PushAnswer {
     let subscription = &entry.subscription;
     let Some((mut headers, body)) = request::build(subscription, leased) else {
         tracing::error!(%subscription.name, sequence = leased.token.sequence, "a stored message can't be read");
-        return false;
+        return PushAnswer::Internal;
     };
     match outside.issuer.authorization(subscription).await {
         Ok(Some(token)) => _ = headers.insert(header::AUTHORIZATION, token),
         Ok(None) => {}
         Err(error) => {
             tracing::warn!(%subscription.name, "push has no token: {}", error.internal().unwrap_or("the broker is busy"));
-            return false;
+            return PushAnswer::Internal;
         }
     }
     let Ok(url) = reqwest::Url::parse(&subscription.push_config.endpoint) else {
         tracing::debug!(%subscription.name, "the endpoint is no URL");
-        return false;
+        return PushAnswer::Internal;
     };
     if let Err(refused) = outside.guard.check(&url) {
         tracing::debug!(%subscription.name, %refused, "push refused");
-        return false;
+        return PushAnswer::Internal;
     }
     match outside.client.post(url).headers(headers).body(body).timeout(timeout).send().await {
         // The status alone decides; the body is not read.
-        Ok(response) => request::acknowledges(response.status().as_u16()),
+        Ok(response) if request::acknowledges(response.status().as_u16()) => PushAnswer::Acknowledged,
+        Ok(response) => PushAnswer::of_status(response.status().as_u16()),
         Err(error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, %subscription.name, "push failed");
-            false
+            if error.is_timeout() {
+                PushAnswer::DeadlineExceeded
+            } else if error.is_builder() {
+                PushAnswer::Internal
+            } else {
+                PushAnswer::Unreachable
+            }
         }
     }
 }

@@ -54,6 +54,13 @@ pub static KEYS: &[Key] = &[
         get: |s| s.bind.to_string(),
     },
     Key {
+        name: "ADMIN_ADDRESS",
+        range: "an IP address with a port, such as 127.0.0.1:9090 or [::]:9090, or empty",
+        about: "Where metrics, `/readyz` and `/livez` are served, without authentication; empty for nowhere.",
+        set: |s, v| store(&mut s.admin, value::admin(v)),
+        get: |s| s.admin.map(|address| address.to_string()).unwrap_or_default(),
+    },
+    Key {
         name: "BROKER_URL",
         range: "embedded:PATH, memory:, redis://, rediss://, redis+cluster://, rediss+cluster://, redis+sentinel:// or rediss+sentinel://",
         about: "Where messages and resources are kept.",
@@ -310,6 +317,14 @@ pub static KEYS: &[Key] = &[
         about: "Threads that serve connections.",
         set: |s, v| store(&mut s.workers, integer(v, 0..=256)),
         get: |s| s.workers.to_string(),
+    },
+    Key {
+        name: "DRAIN_DELAY_SECONDS",
+        range: "0..600",
+        about: "After a stop is asked for, health is NOT_SERVING for this long while everything is still served, so that \
+                balancers notice.",
+        set: |s, v| store(&mut s.drain_delay_seconds, integer(v, 0..=600)),
+        get: |s| s.drain_delay_seconds.to_string(),
     },
     Key {
         name: "DRAIN_SECONDS",

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
 };
@@ -127,6 +127,11 @@ pub(super) fn endpoint(text: &str) -> Option<String> {
         None => !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)),
     };
     legal.then(|| text.to_owned())
+}
+
+/// An IP address and a port; empty for none.
+pub(super) fn admin(text: &str) -> Option<Option<SocketAddr>> {
+    if text.is_empty() { Some(None) } else { text.parse().ok().map(Some) }
 }
 
 /// A level or a list of `target=level`.

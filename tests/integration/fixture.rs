@@ -152,6 +152,7 @@ impl Fixture {
             let mut env = vec![
                 ("CONNECTORS_GCP_BROKER_URL".to_owned(), url.clone()),
                 ("CONNECTORS_GCP_PORT".to_owned(), ports::reserve().to_string()),
+                ("CONNECTORS_GCP_ADMIN_ADDRESS".to_owned(), String::new()),
             ];
             env.extend(settings.iter().map(|(k, v)| (format!("CONNECTORS_GCP_{k}"), v.to_string())));
             let log = path.join(format!("node-{number}.log"));

@@ -17,6 +17,7 @@ mod hostile;
 mod layers;
 mod licences;
 mod masks;
+mod metrics;
 mod naming;
 mod nodes;
 mod ordering;

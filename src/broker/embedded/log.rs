@@ -34,6 +34,7 @@ pub use types::{
 };
 
 use self::{directory::Directory, disk::Disk, memory::Memory};
+use crate::model::meter::HistogramView;
 
 /// Called with each new durable position.
 pub type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
@@ -203,6 +204,22 @@ impl Log {
         match &self.backend {
             Backend::Memory(memory) => memory.usage(),
             Backend::Disk(disk) => disk.usage(),
+        }
+    }
+
+    /// How long syncs took; none in memory.
+    pub fn syncs(&self) -> Option<HistogramView> {
+        match &self.backend {
+            Backend::Memory(_) => None,
+            Backend::Disk(disk) => Some(disk.syncs()),
+        }
+    }
+
+    /// What the file system has left for this process; none in memory, and where it does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match &self.backend {
+            Backend::Memory(_) => None,
+            Backend::Disk(disk) => disk.free_bytes(),
         }
     }
 

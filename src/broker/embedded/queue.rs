@@ -161,6 +161,9 @@ pub struct Queue {
     pub active_ms: u64,
     settled: HashMap<u64, u64>,
     settled_order: VecDeque<(u64, u64)>,
+    /// Leases that ran out since the store was opened.
+    expired_leases: u64,
+    counts_from_ms: u64,
     /// The last lease call began with a redelivered message, so the next begins with a fresh one.
     redelivered_last: bool,
 }
@@ -195,6 +198,8 @@ impl Queue {
             active_ms: 0,
             settled: HashMap::new(),
             settled_order: VecDeque::new(),
+            expired_leases: 0,
+            counts_from_ms: 0,
             redelivered_last: false,
         }
     }
@@ -344,6 +349,11 @@ impl Queue {
         fresh + self.ready.len() as u64 + self.keys.free() as u64
     }
 
+    /// Leases that ran out before this time are not counted.
+    pub fn count_from(&mut self, now_ms: u64) {
+        (self.expired_leases, self.counts_from_ms) = (0, now_ms);
+    }
+
     pub fn stats(&self, topic: &TopicLog) -> QueueStats {
         let oldest = self.blocks.iter().enumerate().find_map(|(at, block)| {
             let block = block.as_ref().filter(|b| b.unacked > 0)?;
@@ -358,6 +368,7 @@ impl Queue {
             outstanding_messages: self.leases.len() as u64,
             delayed_messages: self.delayed.len() as u64,
             dead_letters: self.dead.len() as u64,
+            expired_leases: Some(self.expired_leases),
             last_active_ms: self.active_ms,
             retained_acked_messages: if self.config.retain_acked { retained as u64 } else { 0 },
         }

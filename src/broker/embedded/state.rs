@@ -481,6 +481,11 @@ impl State {
         }
     }
 
+    /// What ran out before this time was counted by an earlier process, if by any.
+    pub fn count_from(&mut self, now_ms: u64) {
+        self.queues.values_mut().for_each(|slot| slot.queue.count_from(now_ms));
+    }
+
     // ---- checkpoint
 
     /// A copy to be stored, cheap where the state is large: blocks of the index are shared.

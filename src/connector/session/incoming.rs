@@ -3,6 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::{FutureExt, Stream, StreamExt};
+use rand::Rng;
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep_until},
@@ -21,6 +22,9 @@ const MAX_LAST_REQUESTS: usize = 10_000;
 
 /// A subscription that changes without pause is looked up this often.
 const CHANGING_PAUSE: Duration = Duration::from_millis(50);
+
+/// When the server stops, its streams end over this time, so that their clients don't all turn to other nodes at once.
+const DRAIN_SPREAD: Duration = Duration::from_secs(1);
 
 /// How often within the length of a lease unsent messages are looked at.
 const LOOKS_PER_LEASE: u32 = 4;
@@ -52,7 +56,8 @@ impl Incoming {
     {
         let mut entry = self.shared.entry();
         let closes = sleep_until(self.closes_at);
-        tokio::pin!(closes);
+        let drained = self.drain_turn();
+        tokio::pin!(closes, drained);
         let mut look_at = None;
         loop {
             if !self.shared.is_watched() {
@@ -76,7 +81,7 @@ impl Incoming {
                     self.connector.delivery.release(&self.channel.queue, overdue);
                 }
                 () = &mut closes => return self.settle_rest(requests, Error::Closing).await,
-                () = self.connector.delivery.draining.cancelled() => return self.settle_rest(requests, Error::Closing).await,
+                () = &mut drained => return self.settle_rest(requests, Error::Closing).await,
                 _ = &mut gone => return self.settle_rest(requests, Error::Closing).await,
             }
         }
@@ -108,6 +113,13 @@ impl Incoming {
         }
         self.shared.set_entry(entry.clone());
         Ok(entry)
+    }
+
+    /// Resolves some time after the server began to stop, on every stream at another time.
+    async fn drain_turn(&self) {
+        self.connector.delivery.draining.cancelled().await;
+        let wait = rand::rng().random_range(Duration::ZERO..DRAIN_SPREAD);
+        tokio::time::sleep(wait).await;
     }
 
     fn look_period(&self) -> Duration {

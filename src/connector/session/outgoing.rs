@@ -14,8 +14,10 @@ use crate::{
     connector::{
         Connector, Error,
         channel::{Attached, Channel},
+        meters::{Delivery, StreamGauge, StreamState},
         transforms::MAX_LEASED,
     },
+    model::meter::add,
     rules::{
         flow_control::{self, Limits, MAX_RESPONSE_BYTES},
         lease,
@@ -31,6 +33,7 @@ pub(super) struct Outgoing {
     shared: Arc<Shared>,
     limits: Limits,
     attached: Attached,
+    gauge: StreamGauge,
     /// The broker may wake this session for something to lease.
     hungry: bool,
     gone: u32,
@@ -48,13 +51,16 @@ impl Outgoing {
         alive: oneshot::Sender<()>,
     ) -> Self {
         let attached = connector.delivery.attach(&channel.queue);
-        Self { connector, channel, shared, limits, attached, hungry: false, gone: 0, ended: false, _alive: alive }
+        let gauge = StreamGauge::open(channel.meter.clone());
+        Self { connector, channel, shared, limits, attached, gauge, hungry: false, gone: 0, ended: false, _alive: alive }
     }
 
     /// The responses. Asking for one says that the response before it is on its way.
     pub fn into_stream(self) -> impl Stream<Item = Result<StreamResponse, Error>> + Send + 'static {
         futures::stream::unfold(self, |mut outgoing| async move {
             let response = outgoing.next().await?;
+            outgoing.gauge.set(StreamState::Sending);
+            add(&outgoing.channel.meter.stream_responses, 1);
             // Until the next request for a response this session takes part in nothing: if the client stops reading, no
             // message may wait for it.
             if std::mem::take(&mut outgoing.hungry) {
@@ -102,8 +108,13 @@ impl Outgoing {
         {
             return Ok(vec![carried]);
         }
+        if self.connector.delivery.draining.is_cancelled() {
+            // The stream is about to end; the messages go to other nodes at once.
+            return Ok(Vec::new());
+        }
         let session = &self.attached.session;
         let Some(budget) = self.limits.budget(session.outstanding_messages(), session.outstanding_bytes()) else {
+            self.gauge.set(StreamState::Limited);
             return Ok(Vec::new());
         };
         let entry = self.shared.entry();
@@ -118,6 +129,7 @@ impl Outgoing {
         match self.connector.broker.lease(request).await {
             Ok(leased) => {
                 self.hungry |= leased.is_empty();
+                self.gauge.set(StreamState::Waiting);
                 self.transform(leased).await
             }
             // Deleted, most likely: the incoming half looks it up and ends the stream.
@@ -149,6 +161,8 @@ impl Outgoing {
         let left = Duration::from_millis(first_end_ms.saturating_sub(self.connector.broker.now_ms()));
         let handed = leased.iter().map(|l| l.token).collect();
         self.shared.hand(Unsent { handed, carried, expires: Some(Instant::now() + left) });
+        let bytes = leased.iter().map(|l| l.message.len() as u64).sum();
+        self.channel.meter.sent(Delivery::StreamingPull, leased.len(), bytes);
         let messages = leased.into_iter().map(|l| self.channel.deliver(l)).collect();
         StreamResponse { messages, ..self.shared.response() }
     }

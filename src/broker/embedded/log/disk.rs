@@ -25,6 +25,7 @@ use super::{
     wait::Waiters,
     writer::{self, Tail},
 };
+use crate::model::meter::{Histogram, HistogramView};
 
 /// A caller's thread writes at most this much itself; a larger write would hold up other tasks of its runtime.
 const INLINE_BYTES: usize = 128 << 10;
@@ -50,6 +51,8 @@ pub(super) struct Shared {
     pub marked: AtomicU64,
     /// Up to where somebody wants the log synced.
     pub sync_to: AtomicU64,
+    /// Time of each sync.
+    pub syncs: Histogram,
     pub on_durable: OnceLock<OnDurable>,
     /// 1 once both threads are done.
     pub ended: Waiters,
@@ -86,6 +89,7 @@ impl Disk {
             // A little less than the truth, but never more.
             marked: AtomicU64::new(position.saturating_sub(FRAME_HEADER as u64)),
             sync_to: AtomicU64::new(position),
+            syncs: Histogram::default(),
             on_durable: OnceLock::new(),
             ended: Waiters::new(0),
         });
@@ -160,6 +164,15 @@ impl Disk {
 
     pub fn durable_position(&self) -> u64 {
         self.shared.durable.reached()
+    }
+
+    pub fn syncs(&self) -> HistogramView {
+        self.shared.syncs.view()
+    }
+
+    pub fn free_bytes(&self) -> Option<u64> {
+        let space = rustix::fs::statvfs(self.shared.directory.path()).ok()?;
+        Some(space.f_bavail * space.f_frsize)
     }
 
     pub fn on_durable(&self, callback: OnDurable) {

@@ -223,6 +223,7 @@ impl Shared {
                 return false;
             }
         }
+        self.syncs.observe(begin.elapsed());
         self.synced.fetch_max(reached, Ordering::AcqRel);
         {
             let mut head = self.head.lock();

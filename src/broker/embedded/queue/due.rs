@@ -44,6 +44,7 @@ impl Queue {
     pub(super) fn expire(&mut self, lease: Lease, fx: &mut Effects) {
         // An earlier expiry of the same span may have taken this lease back already.
         if self.slot(lease.sequence).is_some_and(|slot| *self.leases.get(slot) == lease) {
+            self.expired_leases += u64::from(lease.deadline_at_ms >= self.counts_from_ms);
             self.take_lease(lease.sequence, fx);
             self.fail(lease, lease.deadline_at_ms, false, fx);
         }

@@ -61,6 +61,8 @@ impl Queue {
             active_ms: stored.active_ms,
             settled: stored.settled.iter().map(|(_, s, l)| (*s, *l)).collect(),
             settled_order: stored.settled.iter().map(|(at, s, _)| (*at, *s)).collect(),
+            expired_leases: 0,
+            counts_from_ms: 0,
             redelivered_last: false,
         };
         for lease in stored.leases {
