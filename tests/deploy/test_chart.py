@@ -16,7 +16,9 @@ CHART = os.path.join(ROOT, "deploy", "helm")
 # From the chart's kubeVersion to the newest whose schema is at hand.
 VERSIONS = utils.all_versions()
 # Settings that the chart decides itself.
-OWN_SETTINGS = {"PORT", "BIND", "NODE_ID", "DRAIN_SECONDS", "BROKER_URL"}
+OWN_SETTINGS = {"PORT", "BIND", "NODE_ID", "ADMIN_ADDRESS", "DRAIN_DELAY_SECONDS", "DRAIN_SECONDS", "BROKER_URL"}
+# Kinds that an operator brings; there are no schemas for them here.
+FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule"}
 # Fields that came later than the oldest version; values that ask for them need a newer one.
 NEW_FIELDS = {"embedded-delete": "1.27"}
 
@@ -43,7 +45,11 @@ def render(values, name="release"):
 
 
 def one(objects, kind, suffix=""):
-    found = [item for item in objects if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
+    """The only object of a kind, or the one whose name ends like this."""
+    found = [item for item in objects if item["kind"] == kind]
+    if len(found) > 1:
+        plain = min(found, key=lambda item: len(item["metadata"]["name"]))
+        found = [item for item in found if item["metadata"]["name"].endswith(suffix)] if suffix else [plain]
     assert len(found) == 1, f"{kind}: {[item['metadata']['name'] for item in found]}"
     return found[0]
 
@@ -84,6 +90,8 @@ class Chart(unittest.TestCase):
         checked = 0
         for name, values in cases().items():
             for item in render(values):
+                if item["kind"] in FOREIGN_KINDS:
+                    continue
                 for release in VERSIONS:
                     if version(release) < version(NEW_FIELDS.get(name, "1.0")):
                         continue
@@ -133,7 +141,8 @@ class Chart(unittest.TestCase):
                 for item in objects:
                     spec = item.get("spec", {})
                     selector = spec.get("selector") or spec.get("podSelector")
-                    if selector:
+                    # A ServiceMonitor selects Services, which another test looks at.
+                    if selector and item["kind"] != "ServiceMonitor":
                         selector = selector.get("matchLabels", selector)
                         self.assertLessEqual(selector.items(), labels.items(), item["kind"])
 
@@ -157,10 +166,11 @@ class Chart(unittest.TestCase):
             self.assertEqual(container[probe]["httpGet"], {"path": "/", "port": "pubsub"})
 
     def test_a_pod_gets_the_time_to_drain(self):
-        values = {"drain": {"seconds": 100, "marginSeconds": 35}}
-        self.assertEqual(self.settings(values)["DRAIN_SECONDS"], "100")
+        values = {"drain": {"delaySeconds": 10, "seconds": 100, "marginSeconds": 35}}
+        settings = self.settings(values)
+        self.assertEqual((settings["DRAIN_DELAY_SECONDS"], settings["DRAIN_SECONDS"]), ("10", "100"))
         # The broker may take another 30 seconds to close.
-        self.assertGreaterEqual(self.pod(values)["spec"]["terminationGracePeriodSeconds"], 100 + 30)
+        self.assertGreaterEqual(self.pod(values)["spec"]["terminationGracePeriodSeconds"], 10 + 100 + 30)
         self.assertGreaterEqual(self.pod({})["spec"]["terminationGracePeriodSeconds"], 25 + 30)
 
     def test_the_service_leads_to_the_port_of_the_server(self):
@@ -200,9 +210,33 @@ class Chart(unittest.TestCase):
         ports = {port["port"] for rule in spec["egress"] for port in rule.get("ports", [])}
         self.assertEqual(ports, {53, 6379, 26379, 443})
         self.assertEqual(spec["ingress"][0]["ports"], [{"port": "pubsub", "protocol": "TCP"}])
+        self.assertEqual(spec["ingress"][1]["ports"], [{"port": "metrics", "protocol": "TCP"}])
+        self.assertEqual(spec["ingress"][1]["from"], cases()["redis-full"]["metrics"]["from"])
         embedded = one(render(cases()["embedded-full"]), "NetworkPolicy")["spec"]
+        self.assertEqual(len(embedded["ingress"]), 1)
         self.assertEqual({port["port"] for rule in embedded["egress"] for port in rule["ports"]}, {53})
         self.assertEqual(embedded["ingress"][0]["from"], [{"podSelector": {}}])
+
+    def test_metrics_are_scraped_where_they_are_served(self):
+        objects = render(cases()["redis-full"])
+        monitor = one(objects, "ServiceMonitor")["spec"]
+        service = one(objects, "Service", "-pods")
+        self.assertLessEqual(monitor["selector"]["matchLabels"].items(), service["metadata"]["labels"].items())
+        port = {item["name"]: item for item in service["spec"]["ports"]}[monitor["endpoints"][0]["port"]]
+        ports = {item["name"]: item["containerPort"] for item in self.container(cases()["redis-full"])["ports"]}
+        self.assertEqual(ports[port["targetPort"]], 9090)
+        self.assertEqual(self.settings(cases()["redis-full"])["ADMIN_ADDRESS"], "0.0.0.0:9090")
+        self.assertEqual(self.settings(cases()["embedded-full"])["ADMIN_ADDRESS"], "")
+        other = [item for item in objects if item["kind"] == "Service" and item is not service]
+        self.assertEqual([item["name"] for item in other[0]["spec"]["ports"]], ["pubsub"])
+
+    def test_rules_and_dashboard_are_shipped_as_they_are(self):
+        objects = render(cases()["redis-full"])
+        with open(os.path.join(CHART, "files", "rules.yaml"), encoding="utf-8") as file:
+            self.assertEqual(one(objects, "PrometheusRule")["spec"], yaml.safe_load(file))
+        with open(os.path.join(CHART, "files", "dashboard.json"), encoding="utf-8") as file:
+            shipped = one(objects, "ConfigMap", "-dashboard")["data"]["landline.json"]
+            self.assertEqual(json.loads(shipped), json.load(file))
 
     def test_long_names_stay_legal(self):
         for item in render({"podDisruptionBudget": {"enabled": True}}, name="r" * 53):
@@ -224,6 +258,8 @@ class Chart(unittest.TestCase):
             ({"settings": {"LOG": "info"}, "secretSettings": {"LOG": {"name": "a", "key": "b"}}}, "LOG is in settings"),
             ({"secretSettings": {"LOG": {"name": "a"}}}, "key"),
             ({"replica": 3}, "replica"),
+            ({"metrics": {"port": 8085}}, "8085 is the port of the API"),
+            ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "needs metrics.enabled"),
             ({"image": {"digest": "sha256:12"}}, "digest"),
             ({"persistence": {"size": "much"}}, "size"),
         ]:

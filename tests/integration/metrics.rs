@@ -7,10 +7,15 @@ use tonic::Code;
 
 use crate::{
     fixture::{Api, Backend, Fixture, api::acknowledge, eventually, message, message::Build, ports, sink::Sink, wait::SOON},
-    for_every_backend, for_one_backend,
+    for_one_backend, tests_on,
 };
 
-for_every_backend!(a_backlog_is_told_as_it_is, what_happens_to_messages_is_counted, pushes_are_counted_by_their_answer);
+// One node each: the address is one.
+tests_on! { [embedded Embedded, redis Redis, redis_cluster RedisCluster]
+    a_backlog_is_told_as_it_is
+    what_happens_to_messages_is_counted
+    pushes_are_counted_by_their_answer
+}
 for_one_backend!(
     every_metric_is_in_the_table,
     calls_are_counted_by_their_answer,

@@ -64,6 +64,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail "autoscaling needs mode redis: the embedded broker is one process" -}}
 {{- end -}}
 {{- end -}}
+{{- if eq (int .Values.metrics.port) 8085 -}}
+{{- fail "metrics.port: 8085 is the port of the API" -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
+{{- fail "metrics.serviceMonitor needs metrics.enabled" -}}
+{{- end -}}
 {{- range $key, $_ := .Values.secretSettings -}}
 {{- if hasKey $.Values.settings $key -}}
 {{- fail (printf "%s is in settings and in secretSettings" $key) -}}
@@ -100,7 +106,7 @@ spec:
   securityContext:
     {{- toYaml .Values.podSecurityContext | nindent 4 }}
   # The server drains by itself on SIGTERM: no preStop hook, which would hide that from the health check.
-  terminationGracePeriodSeconds: {{ add .Values.drain.seconds .Values.drain.marginSeconds }}
+  terminationGracePeriodSeconds: {{ add .Values.drain.delaySeconds .Values.drain.seconds .Values.drain.marginSeconds }}
   containers:
     - name: landline
       image: {{ include "landline.image" . }}
@@ -111,6 +117,10 @@ spec:
       ports:
         - name: pubsub
           containerPort: 8085
+        {{- if .Values.metrics.enabled }}
+        - name: metrics
+          containerPort: {{ .Values.metrics.port }}
+        {{- end }}
       envFrom:
         - configMapRef:
             name: {{ include "landline.fullname" . }}

@@ -370,19 +370,3 @@ async fn use_of_a_queue_is_noted_and_looking_at_it_is_not_use() {
     rig.broker.touch(&queue).await.unwrap();
     assert_eq!(active(&rig).await, 3000);
 }
-
-#[tokio::test]
-async fn leases_that_run_out_are_counted_since_the_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut rig = Rig::on_disk(folder.path()).await;
-    let queue = rig.queue(1, |_| {}).await;
-    rig.publish(&["a", "b", "c"]).await;
-    let expired = async |rig: &Rig| rig.broker.stats(&queue).await.unwrap().expired_leases;
-    let leased = rig.pull(&queue, 3).await;
-    rig.modify(&queue, &leased[..1], 0).await;
-    assert_eq!(expired(&rig).await, Some(0));
-    rig.pass(10_050);
-    assert_eq!(expired(&rig).await, Some(2));
-    let rig = rig.restart(folder.path());
-    assert_eq!(expired(&rig).await, Some(0));
-}
