@@ -108,8 +108,8 @@ async fn run(settings: Settings) -> Result<(), Error> {
     let port = listeners.first().and_then(|listener| listener.local_addr().ok()).map_or(settings.port, |address| address.port());
     let requests = Requests::new(methods()?);
     let early = early_services(&settings, &readiness)?;
-    let dispatch = Dispatch::new(early, security.authenticator.clone(), requests.clone())
-        .map_err(|e| Error::Descriptors(e.to_string()))?;
+    let dispatch =
+        Dispatch::new(early, security.authenticator.clone(), requests.clone()).map_err(|e| Error::Descriptors(e.to_string()))?;
     let admin = Admin::new(readiness.probe(), requests);
     let admin_address = serve_admin(&admin, admin_listener);
 

@@ -47,6 +47,15 @@ class Process:
         with open(log, "a", encoding="utf-8") as file:
             self.process = subprocess.Popen(arguments, stdout=file, stderr=file)
 
+    def wait_until_ready(self) -> None:
+        """For balancers: until an answer comes through."""
+        try:
+            wait_until(lambda: status(f"http://{self.rest}/") == 200 or self.process.poll() is not None, what="the balancer")
+            assert self.process.poll() is None, self.log.read_text(encoding="utf-8")
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -113,13 +122,15 @@ class HAProxy(Process):
         text = (RECIPES / "haproxy.cfg").read_text(encoding="utf-8")
         assert text.count("bind :8085") == text.count("port 9090") == 1
         text = text.replace("bind :8085", f"bind {self.address}").replace("port 9090", f"port {nodes[0].admin.rsplit(':', 1)[1]}")
-        text, count = re.subn(r"(?m)^    server node-.*\n", "", text)
-        assert count == 2
-        text += "".join(f"    server {node.host} {node.address}\n" for node in nodes)
+        servers = re.findall(r"(?m)^    server node-a .*\n|^    server node-b .*\n", text)
+        assert len(servers) == 2
+        for line in servers:
+            text = text.replace(line, "")
+        text += "".join(servers[0].replace("node-a:8085", node.address).replace("node-a", node.host) for node in nodes)
         config = folder / "haproxy.cfg"
         config.write_text(text, encoding="utf-8")
         super().__init__(["haproxy", "-db", "-f", str(config)], folder / "haproxy.log")
-        wait_until(lambda: status(f"http://{self.rest}/") == 200, what="HAProxy")
+        self.wait_until_ready()
 
 
 class Nginx(Process):
@@ -131,7 +142,7 @@ class Nginx(Process):
         assert text.count("listen 8085 http2") == text.count("listen 8086") == 1
         text = text.replace("listen 8085 http2", f"listen {self.address} http2").replace("listen 8086", f"listen {self.rest}")
         for name, node in zip(("node-a:8085", "node-b:8085"), nodes, strict=True):
-            assert text.count(name) == 1
+            assert text.count(name) == 2
             text = text.replace(name, node.address)
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         folders = "".join(f"    {kind}_temp_path {folder / kind};\n" for kind in kinds)
@@ -139,7 +150,7 @@ class Nginx(Process):
         config = folder / "nginx.conf"
         config.write_text(f"daemon off;\npid {folder / 'nginx.pid'};\nerror_log stderr;\n{text}", encoding="utf-8")
         super().__init__(["nginx", "-c", str(config), "-p", str(folder)], folder / "nginx.log")
-        wait_until(lambda: status(f"http://{self.rest}/") == 200, what="nginx")
+        self.wait_until_ready()
 
     def close(self) -> None:
         # Its workers end with the master only when it is asked.
@@ -151,16 +162,29 @@ class Cluster:
     """Servers on one Redis."""
 
     def __init__(self, folder: pathlib.Path, count: int, settings: dict[str, str]):
-        self.folder = folder
-        self.redis = Redis(folder)
-        self.balancer = None
+        self.folder, self.count, self.settings = folder, count, settings
+        self.redis = self.balancer = None
         self.nodes = []
+
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def start(self) -> None:
+        self.redis = Redis(self.folder)
         port, admin_port = free_port(), free_port()
         # The loopback network is of one machine alone, and the process id keeps runs on it apart.
         third = os.getpid() % 250 + 1
-        for number in range(1, count + 1):
+        for number in range(1, self.count + 1):
             host = f"127.0.{third}.{number}"
-            self.nodes.append(Node(folder / f"node-{number}", host, port, admin_port, self.redis, settings))
+            self.nodes.append(Node(self.folder / f"node-{number}", host, port, admin_port, self.redis, self.settings))
 
     def behind(self, balancer):
         self.balancer = balancer(self.folder, self.nodes)
@@ -171,4 +195,5 @@ class Cluster:
             self.balancer.close()
         for node in self.nodes:
             node.kill()
-        self.redis.close()
+        if self.redis:
+            self.redis.close()

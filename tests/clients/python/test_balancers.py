@@ -17,10 +17,9 @@ SUBSCRIPTIONS = 12
 
 @pytest.fixture(params=[HAProxy, Nginx], ids=["haproxy", "nginx"])
 def cluster(request, tmp_path):
-    made = Cluster(tmp_path, 2, {"CONNECTORS_GCP_EXACTLY_ONCE_SCOPE": "node"})
-    made.behind(request.param)
-    yield made
-    made.close()
+    with Cluster(tmp_path, 2, {"CONNECTORS_GCP_EXACTLY_ONCE_SCOPE": "node"}) as made:
+        made.behind(request.param)
+        yield made
 
 
 def pairs(clients, count=SUBSCRIPTIONS):
@@ -42,7 +41,7 @@ class Raw:
     def __init__(self, address: str):
         self.channel = grpc.insecure_channel(address)
 
-    def call(self, method: str, request, header, parse=lambda _: None):
+    def call(self, method: str, request, header, parse=lambda raw: raw):
         call = self.channel.unary_unary(f"/google.pubsub.v1.Subscriber/{method}", type(request).serialize, parse)
         metadata = [("x-goog-request-params", header)] if header is not None else []
         return call(request, metadata=metadata, timeout=30)

@@ -12,11 +12,8 @@ PHASE = 150
 
 
 def test_a_rolling_restart_is_not_noticed(tmp_path, inbox):
-    cluster = Cluster(tmp_path, 3, {"CONNECTORS_GCP_DRAIN_DELAY_SECONDS": "3"})
-    try:
+    with Cluster(tmp_path, 3, {"CONNECTORS_GCP_DRAIN_DELAY_SECONDS": "3"}) as cluster:
         roll(cluster, inbox)
-    finally:
-        cluster.close()
 
 
 def roll(cluster, inbox):
