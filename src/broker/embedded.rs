@@ -9,6 +9,7 @@
 mod bits;
 mod checkpoint;
 mod clock;
+mod gather;
 mod leases;
 pub mod log;
 mod op;
@@ -328,7 +329,8 @@ impl Broker for Embedded {
                 return Ok(appended);
             }
             let now_ms = state.tick(publish_time_ms);
-            let op = Op::Append { now_ms, topic, first_id, keys, filtered };
+            let first_sequence = state.topics.get(&topic).map_or(0, |log| log.next_sequence());
+            let op = Op::Append { now_ms, topic, first_id, first_sequence, keys, filtered };
             let placed = shared.log.append(AppendKind::Data, true, &encode(&op)?, &body, &lengths)?;
             let Op::Append { keys, filtered, .. } = op else { unreachable!("made above") };
             let end = state.append(topic, &keys, &filtered, now_ms, &placed.bodies);

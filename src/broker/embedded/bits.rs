@@ -29,6 +29,10 @@ impl Bits {
         self.0[at / 64] |= 1 << (at % 64);
     }
 
+    pub fn clear(&mut self, at: usize) {
+        self.0[at / 64] &= !(1 << (at % 64));
+    }
+
     pub fn count(&self) -> usize {
         self.0.iter().map(|w| w.count_ones() as usize).sum()
     }

@@ -116,6 +116,9 @@ pub(super) fn spawn(shared: &Arc<Shared>, directory: Option<PathBuf>) -> JoinHan
                     Ok(written) => (last, size) = (position, written),
                     Err(error) => tracing::warn!(%error, "checkpoint not written; the log before it stays"),
                 }
+                if go_on && let Err(error) = super::gather::gather(&shared) {
+                    tracing::debug!(%error, "sparse segments of the log stay for now");
+                }
             }
             if !go_on {
                 return;

@@ -199,6 +199,22 @@ impl Log {
         }
     }
 
+    /// Number of the segment that is being filled; every later append lies there or in a later one.
+    pub fn current_segment(&self) -> u32 {
+        match &self.backend {
+            Backend::Memory(memory) => memory.current_segment(),
+            Backend::Disk(disk) => disk.current_segment(),
+        }
+    }
+
+    /// Bytes of a segment.
+    pub fn segment_bytes(&self) -> u32 {
+        match &self.backend {
+            Backend::Memory(memory) => memory.segment_bytes(),
+            Backend::Disk(disk) => disk.segment_bytes(),
+        }
+    }
+
     /// Space taken.
     pub fn usage(&self) -> Usage {
         match &self.backend {

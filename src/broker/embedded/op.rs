@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::bits::Bits;
 use crate::broker::{Effect, Kind, SeekTarget};
 
 /// One record of the log. Every variant carries the time it happened.
@@ -15,6 +16,8 @@ pub enum Op {
         topic: u64,
         /// Ids are consecutive from here.
         first_id: u64,
+        /// Sequences too. Between two appends some may be left out, where a checkpoint closed a block early.
+        first_sequence: u64,
         /// Ordering key hashes, one a message; empty when no message has a key.
         keys: Vec<u64>,
         /// Queues that leave out some of the messages: incarnation and indexes.
@@ -69,6 +72,14 @@ pub enum Op {
         now_ms: u64,
         queue: u64,
         sequences: Ranges,
+    },
+    /// Messages of a topic that were written again, as the record's bodies, in order: by block, which ones. What else these
+    /// blocks have in the segments is needed by nobody.
+    Gather {
+        now_ms: u64,
+        topic: u64,
+        segments: Vec<u32>,
+        blocks: Vec<(u64, Bits)>,
     },
 }
 

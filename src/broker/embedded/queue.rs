@@ -343,6 +343,12 @@ impl Queue {
 
     // ---- reading
 
+    /// What of a block the queue may still deliver: its unacknowledged messages, and acknowledged ones it retains.
+    pub fn needed(&self, index: u64) -> Bits {
+        let block = index.checked_sub(self.first_block).and_then(|at| self.blocks.get(at as usize)?.as_deref());
+        block.map_or_else(Bits::default, |b| if self.config.retain_acked { b.member } else { b.member.without(&b.acked) })
+    }
+
     /// Roughly how many messages a session could get now.
     pub fn available(&self, topic: &TopicLog) -> u64 {
         let fresh = topic.visible_end.saturating_sub(self.cursor).min(self.unacked);

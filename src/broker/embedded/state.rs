@@ -11,6 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    bits::Bits,
     log::Location,
     op::Op,
     queue::{Effects, Queue, SnapshotState, StoredQueue},
@@ -233,6 +234,48 @@ impl State {
         log.next_sequence()
     }
 
+    /// Which messages of a block anybody may still ask for.
+    pub fn needed(&self, topic: u64, index: u64) -> Bits {
+        let Some(log) = self.topics.get(&topic) else { return Bits::default() };
+        let Some(block) = log.block(index) else { return Bits::default() };
+        if log.retention_ms.is_some() {
+            return block.there();
+        }
+        let mut needed = Bits::default();
+        let mut add = |slot: &QueueSlot| needed = needed.or(&slot.queue.needed(index));
+        if log.closed {
+            // Its queues are no longer listed.
+            self.queues.values().filter(|s| s.queue.config.topic.incarnation == topic).for_each(&mut add);
+        } else {
+            log.attached.values().filter_map(|id| self.queues.get(id)).for_each(&mut add);
+        }
+        for snapshot in self.snapshots.values().filter(|s| s.topic == topic) {
+            needed = needed.or(&snapshot.wanted(index));
+        }
+        needed.and(&block.there())
+    }
+
+    /// The same of the messages in some segments; nothing when the block is gone.
+    pub fn needed_in(&self, topic: u64, index: u64, segments: &BTreeSet<u32>) -> Option<Bits> {
+        let block = self.topics.get(&topic)?.block(index)?;
+        let mut needed = self.needed(topic, index);
+        for (at, entry) in block.entries.iter().enumerate() {
+            if !segments.contains(&entry.location.segment) {
+                needed.clear(at);
+            }
+        }
+        Some(needed)
+    }
+
+    /// Notes that messages were written again at `places`.
+    pub fn gather(&mut self, topic: u64, segments: &[u32], blocks: &[(u64, Bits)], places: &[Location]) {
+        let Some(log) = self.topics.get_mut(&topic) else { return };
+        let mut places = places.iter().copied();
+        for (index, moved) in blocks {
+            log.relocate(*index, segments, moved, &mut places);
+        }
+    }
+
     /// The append at `position` waits for durability before it may be delivered.
     pub fn await_durable(&mut self, position: u64, topic: u64, end: u64) {
         self.pending.push_back((position, topic, end));
@@ -394,8 +437,9 @@ impl State {
     pub fn replay(&mut self, op: Op, bodies: &[Location]) {
         let mut fx = Effects::default();
         match op {
-            Op::Append { now_ms, topic, first_id, keys, filtered } => {
+            Op::Append { now_ms, topic, first_id, first_sequence, keys, filtered } => {
                 self.tick(now_ms);
+                self.skip_to(topic, first_sequence, now_ms);
                 self.next_message_id = self.next_message_id.max(first_id + bodies.len() as u64);
                 let end = self.append(topic, &keys, &filtered, now_ms, bodies);
                 if let Some(log) = self.topics.get_mut(&topic) {
@@ -437,9 +481,28 @@ impl State {
                 self.tick(now_ms);
                 let _ = self.seek(queue, target, now_ms, &mut fx);
             }
+            Op::Gather { now_ms, topic, segments, blocks } => {
+                self.tick(now_ms);
+                self.gather(topic, &segments, &blocks, bodies);
+            }
             Op::Revive { now_ms, queue, sequences } => self.replay_on(queue, now_ms, |q, log, fx| {
                 q.revive_dead(log, sequences.iter(), fx);
             }),
+        }
+    }
+
+    /// A checkpoint that was begun and not finished may have closed the topic's last block early, see [`State::reclaim`].
+    fn skip_to(&mut self, topic: u64, sequence: u64, now_ms: u64) {
+        let Some(log) = self.topics.get(&topic).filter(|log| log.next_sequence() < sequence) else { return };
+        for queue in log.attached.values().copied().collect::<Vec<_>>() {
+            if let Ok((queue, log)) = self.at(queue, now_ms, &mut Effects::default()) {
+                queue.reclaim(log);
+            }
+        }
+        if let Some(log) = self.topics.get_mut(&topic) {
+            log.advance(now_ms);
+            log.reclaim(now_ms);
+            log.skip_to(sequence);
         }
     }
 
@@ -524,9 +587,11 @@ impl StoredState {
     pub fn used_segments(&self) -> BTreeSet<u32> {
         let blocks = self.topics.iter().flat_map(|(_, log)| log.live_blocks());
         let mut used = BTreeSet::new();
-        for block in blocks {
-            if let (Some(first), Some(last)) = (block.entries.first(), block.entries.last()) {
-                used.extend(first.location.segment..=last.location.segment);
+        let mut last = None;
+        for entry in blocks.flat_map(|block| &block.entries).filter(|entry| entry.is_there()) {
+            if last != Some(entry.location.segment) {
+                last = Some(entry.location.segment);
+                used.insert(entry.location.segment);
             }
         }
         used

@@ -2,6 +2,7 @@
 
 mod model;
 mod promises;
+mod room;
 
 use std::sync::{
     Arc,
@@ -15,6 +16,9 @@ use crate::{
 };
 
 pub const START_MS: u64 = 1_700_000_000_000;
+
+/// Of a broker on disk: so small that tests fill several.
+pub const SEGMENT_BYTES: u32 = 256 << 10;
 
 /// A broker with one topic, on a clock that is set by hand.
 pub struct Rig {
@@ -35,20 +39,25 @@ impl Rig {
         Self::on(broker, clock, retention_ms).await
     }
 
-    /// A broker on disk. Nothing is synced: the process doesn't die with the power.
+    /// A broker on disk, with small segments.
     pub async fn on_disk(directory: &Path) -> Self {
         let clock = Arc::new(AtomicU64::new(START_MS));
-        let options = LogOptions::on_disk(directory, Durability::None);
-        let broker = Embedded::start(options, Clock::Manual(clock.clone())).unwrap();
+        let broker = Self::open(directory, &clock);
         Self::on(broker, clock, None).await
+    }
+
+    /// Nothing is synced: the process doesn't die with the power.
+    fn open(directory: &Path, clock: &Arc<AtomicU64>) -> Arc<Embedded> {
+        let segment_bytes = SEGMENT_BYTES;
+        let options = LogOptions { segment_bytes, ..LogOptions::on_disk(directory, Durability::None) };
+        Embedded::start(options, Clock::Manual(clock.clone())).unwrap()
     }
 
     /// The broker again, from what is on disk.
     pub fn restart(self, directory: &Path) -> Self {
         let Self { broker, clock, topic, versions } = self;
         drop(broker);
-        let options = LogOptions::on_disk(directory, Durability::None);
-        let broker = Embedded::start(options, Clock::Manual(clock.clone())).unwrap();
+        let broker = Self::open(directory, &clock);
         Self { broker, clock, topic, versions }
     }
 
@@ -103,7 +112,25 @@ impl Rig {
         let messages = messages.iter().map(|(text, key)| EncodedMessage::encode(text.as_bytes(), [], key)).collect();
         let route_version = self.broker.route(&self.topic).await.unwrap().version;
         let append = Append { topic: self.topic.clone(), messages, targets, route_version };
-        self.broker.append(append).await.unwrap().message_ids
+        loop {
+            match self.broker.append(append.clone()).await {
+                Ok(appended) => return appended.message_ids,
+                // With segments this small the next one is not always there in time; clients repeat such a call.
+                Err(BrokerError::Unavailable(_)) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Empties segments with at most `sparse` needed bytes, as a checkpoint does, and takes the checkpoint that lets go of
+    /// them.
+    pub fn gather(&self, sparse: u64, directory: Option<&Path>) {
+        let shared = &self.broker.shared;
+        while let Err(error) = gather::gather_where(shared, sparse, u64::from(SEGMENT_BYTES)) {
+            assert!(matches!(error, BrokerError::Unavailable(_)), "{error}");
+            std::thread::yield_now();
+        }
+        checkpoint::write(shared, directory).unwrap();
     }
 
     pub fn session(&self, queue: &QueueRef) -> Arc<Session> {

@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    bits::{BLOCK, block_of, offset_of},
+    bits::{BLOCK, Bits, block_of, offset_of},
     log::Location,
 };
 
@@ -30,7 +30,26 @@ pub struct Block {
     pub keys: Vec<u64>,
 }
 
+impl Entry {
+    /// False once the message was left behind in a segment that had to go, because nobody needed it.
+    pub fn is_there(&self) -> bool {
+        self.location.segment != NOWHERE
+    }
+}
+
+/// No segment has this number.
+const NOWHERE: u32 = u32::MAX;
+
 impl Block {
+    /// The messages that can still be read.
+    pub fn there(&self) -> Bits {
+        let mut there = Bits::first(self.entries.len());
+        for (at, _) in self.entries.iter().enumerate().filter(|(_, e)| !e.is_there()) {
+            there.clear(at);
+        }
+        there
+    }
+
     fn push(&mut self, entry: Entry, key: u64) {
         if key != 0 && self.keys.is_empty() {
             self.keys.resize(self.entries.len(), 0);
@@ -138,6 +157,9 @@ impl TopicLog {
             self.first_block = index;
             self.retained_from = self.retained_from.max(index);
         }
+        while self.end_block() < index {
+            self.slots.push_back(None);
+        }
         let previous = self.end_block();
         let holders = self.base_holders();
         self.slots.push_back(Some(Slot { block: Arc::default(), holders }));
@@ -167,6 +189,33 @@ impl TopicLog {
     /// Messages the index still has, for the list of used segments.
     pub fn live_blocks(&self) -> impl Iterator<Item = &Arc<Block>> {
         self.slots.iter().flatten().map(|s| &s.block)
+    }
+
+    /// Notes the new places of the `moved` messages of a block, and that its others in `segments` are gone.
+    pub fn relocate(&mut self, index: u64, segments: &[u32], moved: &Bits, places: &mut impl Iterator<Item = Location>) {
+        let at = index.wrapping_sub(self.first_block) as usize;
+        let Some(Some(slot)) = self.slots.get_mut(at) else {
+            places.take(moved.count()).for_each(drop);
+            return;
+        };
+        for (at, entry) in Arc::make_mut(&mut slot.block).entries.iter_mut().enumerate() {
+            if moved.get(at) {
+                entry.location = places.next().unwrap_or(entry.location);
+            } else if segments.contains(&entry.location.segment) {
+                entry.location.segment = NOWHERE;
+            }
+        }
+    }
+
+    /// Lets the next message begin at `sequence`, the first of a block, as [`reclaim`](Self::reclaim) did in an earlier run.
+    pub fn skip_to(&mut self, sequence: u64) {
+        if sequence > self.next_sequence {
+            self.next_sequence = sequence;
+            self.visible_end = self.visible_end.max(sequence);
+            if self.slots.is_empty() {
+                self.first_block = block_of(sequence);
+            }
+        }
     }
 
     /// Somebody new needs the block.

@@ -158,6 +158,14 @@ impl Disk {
         self.shared.head.lock().short_of_space()
     }
 
+    pub fn current_segment(&self) -> u32 {
+        self.shared.head.lock().segment.number
+    }
+
+    pub fn segment_bytes(&self) -> u32 {
+        self.shared.segment_bytes
+    }
+
     pub fn position(&self) -> u64 {
         self.shared.head.lock().position
     }

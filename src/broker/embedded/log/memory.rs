@@ -70,6 +70,14 @@ impl Memory {
         }
     }
 
+    pub fn current_segment(&self) -> u32 {
+        self.state.read().newest
+    }
+
+    pub fn segment_bytes(&self) -> u32 {
+        self.segment_bytes as u32
+    }
+
     pub fn admit(&self, kind: AppendKind) -> Result<(), LogError> {
         self.check_room(kind, 0, &self.state.read())
     }

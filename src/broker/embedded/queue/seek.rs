@@ -32,7 +32,7 @@ impl SnapshotState {
     }
 
     /// What of a block the snapshot counts as unacknowledged.
-    fn wanted(&self, index: u64) -> Bits {
+    pub fn wanted(&self, index: u64) -> Bits {
         let before = self.unacked.get(&index).copied().unwrap_or_default();
         let tail = block_of(self.end);
         let after = match index.cmp(&tail) {
@@ -96,7 +96,7 @@ impl Queue {
         let first = topic.first_block();
         for index in first..topic.end_block() {
             let Some(entries) = topic.block(index).cloned() else { continue };
-            let all = Bits::first(entries.entries.len());
+            let all = entries.there();
             let known = index.checked_sub(self.first_block).and_then(|at| self.blocks.get(at as usize)?.as_deref());
             let (member, acked) = known.map_or_else(Default::default, |b| (b.member, b.acked));
             let potential = match known {

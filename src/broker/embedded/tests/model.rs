@@ -15,7 +15,10 @@ const NOTICE_MS: u64 = 50;
 #[derive(Debug, Clone)]
 enum Step {
     Publish(Vec<u8>),
-    Pull { session: usize, max: usize },
+    Pull {
+        session: usize,
+        max: usize,
+    },
     Ack(usize),
     Nack(usize),
     Extend(usize),
@@ -24,7 +27,13 @@ enum Step {
     SeekBack,
     Snapshot,
     SeekSnapshot,
-    Restart { checkpoint: bool },
+    /// Sparse segments of the log are emptied.
+    Gather,
+    /// A checkpoint that did not come to its end.
+    Reclaim,
+    Restart {
+        checkpoint: bool,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -39,6 +48,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::SeekBack),
         1 => Just(Step::Snapshot),
         1 => Just(Step::SeekSnapshot),
+        1 => Just(Step::Gather),
+        1 => Just(Step::Reclaim),
         2 => any::<bool>().prop_map(|checkpoint| Step::Restart { checkpoint }),
     ];
     prop::collection::vec(step, 1..120)
@@ -121,6 +132,11 @@ async fn run(steps: Vec<Step>, kinds: Kinds, directory: Option<&Path>) {
                     sessions = [rig.session(&queue), rig.session(&queue), rig.session(&queue)];
                 }
             }
+            Step::Gather => rig.gather(u64::from(SEGMENT_BYTES), directory),
+            Step::Reclaim => {
+                let now_ms = rig.now_ms();
+                rig.broker.shared.state.lock().reclaim(now_ms);
+            }
             Step::SeekSnapshot => {
                 if let Some((unacked, count)) = &account.snapshot {
                     rig.broker.seek(&queue, SeekTarget::Snapshot(9)).await.unwrap();
@@ -138,7 +154,9 @@ async fn run(steps: Vec<Step>, kinds: Kinds, directory: Option<&Path>) {
 
 async fn publish(rig: &Rig, account: &mut Account, keys: &[u8]) {
     let names: Vec<String> = keys.iter().map(|k| if *k == 0 { String::new() } else { k.to_string() }).collect();
-    let messages: Vec<_> = names.iter().map(|name| ("x", name.as_str())).collect();
+    // Large enough that a case fills several segments of the log.
+    let text = "x".repeat(3000);
+    let messages: Vec<_> = names.iter().map(|name| (text.as_str(), name.as_str())).collect();
     for (id, key) in rig.publish_keyed(&messages).await.into_iter().zip(keys) {
         account.published.push(id);
         account.key.insert(id, *key);
