@@ -10,6 +10,8 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
+
 use super::{
     Shared,
     bits::Bits,
@@ -128,6 +130,13 @@ struct Batch {
     bytes: u64,
 }
 
+/// Messages of one block, and what they are.
+struct Moved<'a> {
+    index: u64,
+    moved: Bits,
+    own: Vec<&'a Bytes>,
+}
+
 impl Batch {
     fn apply(self, shared: &Shared, segments: &BTreeSet<u32>) -> Result<(), BrokerError> {
         if self.blocks.is_empty() {
@@ -135,16 +144,16 @@ impl Batch {
         }
         let bodies = futures::executor::block_on(shared.log.read(&self.places))?;
         let mut bodies = bodies.iter();
-        let mut by_topic: BTreeMap<u64, Vec<(u64, Bits, Vec<&bytes::Bytes>)>> = BTreeMap::new();
+        let mut by_topic: BTreeMap<u64, Vec<Moved>> = BTreeMap::new();
         for (topic, index, moved) in self.blocks {
             let own = bodies.by_ref().take(moved.count()).collect();
-            by_topic.entry(topic).or_default().push((index, moved, own));
+            by_topic.entry(topic).or_default().push(Moved { index, moved, own });
         }
         for (topic, blocks) in by_topic {
             let mut state = shared.state.lock();
             shared.log.admit(AppendKind::Control)?;
             let (mut kept, mut body, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-            for (index, moved, own) in blocks {
+            for Moved { index, moved, own } in blocks {
                 // A message may have become needed since, for example by a change of the subscription: the next round sees it.
                 if state.needed_in(topic, index, segments).is_none_or(|needed| !needed.without(&moved).is_empty()) {
                     continue;

@@ -108,7 +108,7 @@ impl Confirmed {
             Err(BrokerError::Unavailable(_)) => self.failed().await,
             Err(e) => panic!("{e}"),
         }
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             return;
         }
         match rig.broker.lease(lease_request(queue, &Session::new(next_session_id()), 1)).await {
