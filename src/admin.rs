@@ -18,7 +18,7 @@ pub use self::{
     families::markdown,
     requests::{Call, Requests},
 };
-use crate::connector::Connector;
+use crate::{auth::Authenticator, connector::Connector};
 
 /// Asks whether the server serves, as its health service answers it.
 pub type Ready = Box<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
@@ -30,6 +30,7 @@ pub struct Admin {
     connector: OnceLock<Arc<Connector>>,
     /// Open connections of the API's port.
     connections: OnceLock<Arc<AtomicUsize>>,
+    authenticator: OnceLock<Arc<Authenticator>>,
     /// Scrapes go one by one: the second would only do the same work at the same time.
     turn: tokio::sync::Mutex<()>,
 }
@@ -38,7 +39,8 @@ impl Admin {
     /// Answers from now on, first without what lies behind the API.
     pub fn new(ready: Ready, requests: Arc<Requests>) -> Arc<Self> {
         let turn = tokio::sync::Mutex::new(());
-        Arc::new(Self { ready, requests, connector: OnceLock::new(), connections: OnceLock::new(), turn })
+        let (connector, connections, authenticator) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Arc::new(Self { ready, requests, connector, connections, authenticator, turn })
     }
 
     /// From now on topics and subscriptions are shown.
@@ -49,6 +51,11 @@ impl Admin {
     /// The counter of open connections.
     pub fn watch_connections(&self, connections: Arc<AtomicUsize>) {
         let _ = self.connections.set(connections);
+    }
+
+    /// The counters of refused calls.
+    pub fn watch_refusals(&self, authenticator: Arc<Authenticator>) {
+        let _ = self.authenticator.set(authenticator);
     }
 
     fn open_connections(&self) -> usize {

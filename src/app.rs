@@ -134,6 +134,7 @@ async fn run(settings: Settings) -> Result<(), Error> {
     let server = Server::new(&settings, tls, dispatch.clone(), drain.clone());
     let serving = Serving::start(&settings, listeners, &server, drain).map_err(Error::System)?;
     admin.watch_connections(serving.workers.counter());
+    admin.watch_refusals(security.authenticator.clone());
     announce(&settings, &serving.addresses, admin_address, core.as_ref())?;
 
     let signal = tokio::select! {
@@ -291,6 +292,7 @@ fn announce(settings: &Settings, addresses: &[SocketAddr], admin: Option<SocketA
         admin = admin.map(|address| address.to_string()),
         advertised = settings.advertised_endpoint,
         tls = settings.tls.is_set(),
+        auth = ?settings.auth.mode(),
         broker = %settings.broker,
         durability = %settings.durability,
         node = core.map_or("", |core| core.connector.options().node_id.as_str()),

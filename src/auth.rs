@@ -117,6 +117,7 @@ pub struct Authenticator {
     audiences: Vec<String>,
     tokens: OnceLock<Tokens>,
     unauthenticated: AtomicU64,
+    denied: AtomicU64,
 }
 
 /// What a connection remembers of its callers, so that a token is checked once and not with every call.
@@ -182,6 +183,7 @@ impl Authenticator {
             audiences,
             tokens: OnceLock::new(),
             unauthenticated: AtomicU64::new(0),
+            denied: AtomicU64::new(0),
         })
     }
 
@@ -205,7 +207,16 @@ impl Authenticator {
         caller.key_id.as_ref().is_none_or(|id| self.registry.read().find(id).is_some())
     }
 
-    /// Calls that had no valid credentials.
+    /// Calls whose caller lacked a permission; in audit mode they were carried out.
+    pub fn denied(&self) -> u64 {
+        self.denied.load(Ordering::Relaxed)
+    }
+
+    fn count_denied(&self) {
+        self.denied.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Calls that had no valid credentials; in audit mode they were carried out.
     pub fn unauthenticated(&self) -> u64 {
         self.unauthenticated.load(Ordering::Relaxed)
     }

@@ -215,6 +215,17 @@ impl Settings {
         if !self.auth.issuers.is_empty() && self.auth.audiences.is_empty() {
             wrong.push(Wrong("AUTH_OIDC_ISSUERS: needs AUTH_AUDIENCES, whom the providers' tokens must be for".into()));
         }
+        if let Some(own) = self.auth.issuers.iter().find(|issuer| self.is_own_issuer(&issuer.issuer)) {
+            let text = "must not be this server, which signs push tokens for any email a subscription asks for";
+            wrong.push(Wrong(format!("AUTH_OIDC_ISSUERS={:?}: {text}", own.to_string())));
+        }
+    }
+
+    /// True for the URL that this server signs push tokens by.
+    fn is_own_issuer(&self, url: &str) -> bool {
+        let address = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")).unwrap_or(url);
+        let own = [self.push_issuer.as_str(), self.advertised_endpoint.as_str(), &format!("localhost:{}", self.port)];
+        own.iter().any(|own| !own.is_empty() && (*own == url || *own == address))
     }
 
     /// Where the public halves of Landline-issued keys are; empty for nowhere. By default beside the embedded broker's data.

@@ -73,6 +73,12 @@ impl Admin {
         one(&mut text, &families::BUILD, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
         one(&mut text, &families::READY, &[], f64::from(u8::from(ready)));
         one(&mut text, &families::CONNECTIONS, &[], self.open_connections() as f64);
+        if let Some(authenticator) = self.authenticator.get() {
+            head(&mut text, &families::REFUSALS);
+            for (reason, count) in [("unauthenticated", authenticator.unauthenticated()), ("denied", authenticator.denied())] {
+                text.sample(families::REFUSALS.name, &[("reason", reason)], count);
+            }
+        }
         self.requests(&mut text);
         if let Some(connector) = self.connector.get() {
             broker_measures(&mut text, &connector.broker().measures());

@@ -251,6 +251,12 @@ pub static LATENCY: Fixed = fixed(
     "Time from a call to its answer, streams left out; a Pull may wait for messages",
 );
 pub static CONNECTIONS: Fixed = fixed("landline_connections", Kind::Gauge, "", "Open connections of the API's port");
+pub static REFUSALS: Fixed = fixed(
+    "landline_refusals_total",
+    Kind::Counter,
+    "reason",
+    "Calls without valid credentials or without a permission; carried out in audit mode",
+);
 pub static READY: Fixed =
     fixed("landline_ready", Kind::Gauge, "", "1 while the server serves, 0 while the broker is away and while it drains");
 pub static BUILD: Fixed = fixed("landline_build_info", Kind::Gauge, "version", "1, labelled with the program's version");
@@ -284,7 +290,7 @@ pub fn markdown() -> String {
     for family in SUBSCRIPTIONS {
         row(family.name, family.kind, &joined("project_id, subscription_id", family.label), family.google, family.about);
     }
-    let server = [&PUSH_LATENCY, &REQUESTS, &LATENCY, &CONNECTIONS, &READY, &BUILD, &RESOURCES, &UNLISTED];
+    let server = [&PUSH_LATENCY, &REQUESTS, &LATENCY, &CONNECTIONS, &REFUSALS, &READY, &BUILD, &RESOURCES, &UNLISTED];
     for fixed in server.into_iter().chain(&PROCESS) {
         row(fixed.name, fixed.kind, fixed.labels, fixed.google, fixed.about);
     }

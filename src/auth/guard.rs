@@ -2,10 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -66,7 +63,6 @@ pub struct Guard {
     remembered: RwLock<Remembered>,
     /// What audit mode logged lately, and since when.
     audited: Mutex<(Option<Instant>, HashSet<String>)>,
-    denied: AtomicU64,
     meter: Meter,
 }
 
@@ -95,7 +91,6 @@ impl Guard {
             connector,
             remembered: RwLock::default(),
             audited: Mutex::default(),
-            denied: AtomicU64::new(0),
         });
         if guard.mode != Mode::Off {
             tokio::spawn(follow(Arc::downgrade(&guard), events));
@@ -119,11 +114,6 @@ impl Guard {
 
     pub fn meter(&self) -> &Meter {
         &self.meter
-    }
-
-    /// Calls refused for want of a permission or, in audit mode, that would have been.
-    pub fn denied(&self) -> u64 {
-        self.denied.load(Ordering::Relaxed)
     }
 
     /// Takes over changed policies of projects.
@@ -163,7 +153,7 @@ impl Guard {
             if held.contains(need.permission) {
                 continue;
             }
-            self.denied.fetch_add(1, Ordering::Relaxed);
+            self.authenticator.count_denied();
             if self.mode == Mode::Enforce {
                 return Err(Refusal::Denied(need.permission, need.resource));
             }

@@ -64,13 +64,14 @@ pub enum Audience {
 }
 
 impl Audience {
+    /// An empty one, as Go's client sends beside a scope, is nobody.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         let several = match self {
             Self::One(one) => std::slice::from_ref(one),
             Self::Several(several) => several,
             Self::Nobody => &[],
         };
-        several.iter().map(String::as_str)
+        several.iter().map(String::as_str).filter(|audience| !audience.is_empty())
     }
 }
 

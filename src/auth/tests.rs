@@ -55,6 +55,7 @@ async fn a_token_that_the_holder_of_a_key_signed_names_that_holder() {
         json!({"aud": "https://pubsub.shop:443/"}),
         json!({"aud": ["https://other", "https://localhost:8085/"]}),
         json!({"aud": null, "scope": scope}),
+        json!({"aud": "", "scope": scope}),
         json!({"sub": ""}),
     ] {
         assert_eq!(rig.check(&rig.sign(claims.clone())).await.as_deref(), Ok("serviceAccount:orders@shop.example"), "{claims}");

@@ -251,6 +251,8 @@ fn settings_of_security_that_only_work_together_are_asked_for_together() {
     for (texts, named) in [
         (&["AUTH=enforce"][..], "AUTH_ADMINS"),
         (&["AUTH_OIDC_ISSUERS=https://idp"], "AUTH_AUDIENCES"),
+        (&["AUTH_OIDC_ISSUERS=http://localhost:8085", "AUTH_AUDIENCES=a"], "AUTH_OIDC_ISSUERS"),
+        (&["AUTH_OIDC_ISSUERS=https://a.b", "AUTH_AUDIENCES=a", "PUSH_ISSUER=https://a.b"], "AUTH_OIDC_ISSUERS"),
         (&["TLS_CERT_FILE=a"], "TLS_KEY_FILE"),
         (&["TLS_KEY_FILE=a"], "TLS_CERT_FILE"),
         (&["TLS_CERT_FILE=a", "TLS_KEY_FILE=b", "TLS_CLIENT_AUTH=required"], "TLS_CLIENT_CA_FILE"),

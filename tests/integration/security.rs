@@ -23,6 +23,7 @@ use crate::{
         Backend, Fixture,
         api::channel,
         node::binary,
+        sink::Sink,
         wait::{SOON, eventually, within},
     },
     for_one_backend,
@@ -37,6 +38,7 @@ for_one_backend!(
     an_open_stream_ends_when_its_caller_loses_the_permission,
     audit_carries_out_what_enforce_would_refuse,
     an_assertion_is_exchanged_for_a_token,
+    the_token_of_a_provider_says_who_calls,
     limits_are_refused_by_their_name,
     the_program_issues_lists_and_takes_back_keys,
 );
@@ -486,6 +488,41 @@ async fn an_assertion_is_exchanged_for_a_token(backend: Backend) {
         assert_eq!((status, body["error"].as_str().unwrap()), (400, error));
     }
     assert_eq!(client.get(&url).send().await.unwrap().status(), 405);
+}
+
+/// The provider is another server, which signs the tokens of its push requests.
+async fn the_token_of_a_provider_says_who_calls(backend: Backend) {
+    let (provider, sink) = (Fixture::start(backend).await, Sink::start().await);
+    let own = Caller::new(&provider, None);
+    own.call(&format!("{PUBLISHER}.CreateTopic"), json!({"name": "projects/p1/topics/tokens"})).await.unwrap();
+    let token = async |id: &str, email: &str, audience: &str| {
+        let name = format!("projects/p1/subscriptions/{id}");
+        let oidc = json!({"serviceAccountEmail": email, "audience": audience});
+        let push = json!({"pushEndpoint": sink.url("/"), "oidcToken": oidc});
+        let request = json!({"name": name, "topic": "projects/p1/topics/tokens", "pushConfig": push});
+        own.call(&format!("{SUBSCRIBER}.CreateSubscription"), request).await.unwrap();
+        let publish = json!({"topic": "projects/p1/topics/tokens", "messages": [{"data": "eA=="}]});
+        own.call(&format!("{PUBLISHER}.Publish"), publish).await.unwrap();
+        let pushed = sink.next().await;
+        own.call(&format!("{SUBSCRIBER}.DeleteSubscription"), json!({"subscription": name})).await.unwrap();
+        pushed.header("authorization").unwrap().strip_prefix("Bearer ").unwrap().to_owned()
+    };
+    let ann = token("ann", "ann@shop.example", "landline").await;
+    let bob = token("bob", "bob@shop.example", "landline").await;
+    let elsewhere = token("elsewhere", "ann@shop.example", "https://other.example").await;
+
+    let issuer = format!("http://localhost:{}", provider.nodes[0].address.port());
+    let settings = [
+        ("AUTH", "enforce"),
+        ("AUTH_ADMINS", "user:ann@shop.example"),
+        ("AUTH_OIDC_ISSUERS", issuer.as_str()),
+        ("AUTH_AUDIENCES", "landline"),
+    ];
+    let fixture = Fixture::start_with(backend, &settings).await;
+    for (token, expected) in [(ann, Code::Ok), (bob, Code::PermissionDenied), (elsewhere, Code::Unauthenticated)] {
+        let caller = Caller::new(&fixture, Some(token));
+        assert_eq!(caller.code(&format!("{PUBLISHER}.ListTopics"), json!({"project": "projects/p1"})).await, expected);
+    }
 }
 
 async fn limits_are_refused_by_their_name(backend: Backend) {

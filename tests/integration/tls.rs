@@ -12,7 +12,10 @@ use landline::{
     tls::{Client, Trust},
 };
 use tempfile::TempDir;
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Code,
+    transport::{Channel, Endpoint},
+};
 
 use crate::{
     fixture::{
@@ -29,6 +32,7 @@ for_one_backend!(
     a_changed_certificate_is_used_without_a_restart,
     a_client_without_a_certificate_is_let_in_only_where_it_is_optional,
     the_program_s_own_clients_speak_tls,
+    a_client_certificate_says_who_calls,
 );
 
 struct Setup {
@@ -137,6 +141,26 @@ async fn a_client_without_a_certificate_is_let_in_only_where_it_is_optional(back
         assert!(reaches(Some(&own)).await, "{auth}");
         assert!(!reaches(Some(&foreign)).await, "{auth}");
         assert_eq!(reaches(None).await, without, "{auth}");
+    }
+}
+
+async fn a_client_certificate_says_who_calls(backend: Backend) {
+    let setup = Setup::new();
+    let ca = setup.path().join("ca.pem");
+    let [orders, other] = ["orders", "other"].map(|name| setup.authority.issue(setup.path(), name));
+    let settings = [
+        ("TLS_CLIENT_CA_FILE", ca.to_str().unwrap()),
+        ("TLS_CLIENT_AUTH", "optional"),
+        ("AUTH", "enforce"),
+        ("AUTH_ADMINS", "principal://tls/orders"),
+    ];
+    let fixture = setup.start(backend, &settings).await;
+    let address = fixture.nodes[0].address;
+    for (identity, expected) in
+        [(Some(&orders), None), (Some(&other), Some(Code::PermissionDenied)), (None, Some(Code::Unauthenticated))]
+    {
+        let created = create(channel(&setup.client(identity), address).await.unwrap(), "orders").await;
+        assert_eq!(created.err().map(|status| status.code()), expected);
     }
 }
 

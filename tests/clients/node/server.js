@@ -14,7 +14,8 @@ const READY = 'landline listening on ';
 
 /** One server process with the embedded broker in a folder of its own. */
 class Server {
-  constructor() {
+  constructor(settings = {}) {
+    this.settings = settings;
     this.folder = mkdtempSync(join(tmpdir(), 'landline-node-'));
     this.port = '0';
   }
@@ -27,6 +28,7 @@ class Server {
         ...process.env,
         CONNECTORS_GCP_BROKER_URL: `embedded:${join(this.folder, 'data')}`,
         CONNECTORS_GCP_PORT: this.port,
+        ...this.settings,
       },
       stdio: ['ignore', 'pipe', log],
     });
