@@ -9,6 +9,7 @@ mod aging;
 mod crash;
 mod defaults;
 mod deletion;
+mod deployment;
 mod descriptors;
 mod exactly_once;
 mod filters;

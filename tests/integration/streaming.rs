@@ -218,6 +218,7 @@ async fn the_stream_deadline_is_the_lease_of_its_messages(backend: Backend) {
     assert_took(since, 16.9, 2.0, "the lease of a stream with 17 s");
     assert!(since_first.elapsed() > Duration::from_secs(16));
     stream.ack(&again);
+    drop(stream);
 
     let mut stream = api.stream(&subscription).await;
     let since = Instant::now();
