@@ -207,6 +207,10 @@ async fn immutable_and_unknown_paths_are_refused(backend: Backend) {
             "labels.a.b.c",
         ];
         for path in immutable {
+            // JSON has no form for a path that is not in snake case.
+            if api.transport == crate::fixture::Transport::Rest && path.contains(char::is_uppercase) {
+                continue;
+            }
             let failure = api.update_subscription(&name, &[path], |s| s.topic = topic.clone()).await.unwrap_err();
             assert_eq!(failure.code, Code::InvalidArgument, "{path}: {failure:?}");
         }

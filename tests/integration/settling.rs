@@ -265,6 +265,10 @@ async fn malformed_ack_requests_are_refused(backend: Backend) {
         assert_eq!(api.fails(acknowledge(&absent, &received)).await, Code::NotFound);
         assert_eq!(api.fails(modify(&absent, &received, 10)).await, Code::NotFound);
         assert_eq!(api.fails(pull(&absent, 1)).await, Code::NotFound);
+        if api.transport == crate::fixture::Transport::Rest {
+            // Such names are other paths there.
+            continue;
+        }
         for name in ["", "billing", "projects/p1/topics/t11"] {
             assert_eq!(api.fails(acknowledge(name, &received)).await, Code::InvalidArgument);
         }
