@@ -12,6 +12,7 @@ pub mod keys;
 mod listen;
 pub mod logs;
 mod node;
+mod preload;
 mod pushing;
 mod reflection;
 mod security;
@@ -43,7 +44,7 @@ use self::{
 };
 use crate::{
     admin::{Admin, Requests},
-    api::{grpc, proto::FILE_DESCRIPTOR_SET},
+    api::proto::FILE_DESCRIPTOR_SET,
     auth::KeysError,
     broker::BrokerError,
     settings::Settings,
@@ -65,6 +66,8 @@ pub enum Error {
     Keys(#[from] KeysError),
     #[error("can't keep the node id in the data folder: {0}")]
     NodeId(#[source] io::Error),
+    #[error("can't create {0}: {1}")]
+    Preload(String, String),
     #[error("the API's own descriptors are faulty: {0}")]
     Descriptors(String),
     #[error("the system refused a thread, a signal handler or an event queue: {0}")]
@@ -162,15 +165,7 @@ fn early_services(settings: &Settings, readiness: &Readiness) -> Result<Services
 
 /// Serves everything from now on.
 fn open(core: &Core, security: &Security, dispatch: &Dispatch, readiness: &Readiness, admin: &Admin) -> Result<(), Error> {
-    let gate = security.start(&core.connector)?;
-    let services = Services::default()
-        .with(grpc::publisher(core.connector.clone(), gate.clone()))
-        .with(grpc::subscriber(core.connector.clone(), gate.clone()))
-        .with(grpc::iam(core.connector.clone(), gate.clone()));
-    #[cfg(feature = "schemas")]
-    let services = services.with(grpc::schemas(core.connector.clone(), gate.clone()));
-    #[cfg(feature = "transforms")]
-    let services = services.with(grpc::transforms(core.connector.clone(), gate));
+    let services = start::services(&core.connector, &security.start(&core.connector)?);
     #[cfg(feature = "push")]
     dispatch.publish(core.push.issuer.clone());
     dispatch.open(services);

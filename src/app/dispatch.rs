@@ -122,6 +122,22 @@ impl Service<Request<Body>> for Grpc {
 /// The only method whose requests are a stream.
 const STREAMING_PULL: &str = "/google.pubsub.v1.Subscriber/StreamingPull";
 
+/// REST over some services, for calls from within the process: nobody is asked who calls.
+///
+/// # Errors
+/// When the API's descriptors are faulty.
+pub fn within(
+    services: Services,
+) -> Result<impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future = Answer>, SetupError> {
+    let shared = Shared {
+        early: services,
+        late: OnceLock::new(),
+        #[cfg(feature = "push")]
+        issuer: OnceLock::new(),
+    };
+    rest::service(Grpc { shared: Arc::new(shared) })
+}
+
 /// Where requests go; cheap to clone.
 #[derive(Clone)]
 pub struct Dispatch {

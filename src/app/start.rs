@@ -1,9 +1,14 @@
 //! Opens what the server stands on: the broker, and the use cases over it.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use super::{Error, node, pushing::Pushing};
+use super::{Error, dispatch::Services, node, preload, pushing::Pushing};
 use crate::{
+    api::grpc::{self, Gate},
     broker::{
         Broker, BrokerError,
         embedded::{self, Embedded},
@@ -26,14 +31,29 @@ pub struct Core {
 /// Opens everything once. `port` is the one that the server listens on.
 ///
 /// # Errors
-/// [`Error::Broker`], which [may pass](may_pass) where the broker is another process; [`Error::NodeId`]; [`Error::Push`].
+/// [`Error::Broker`], which [may pass](may_pass) where the broker is another process; [`Error::NodeId`];
+/// [`Error::Preload`]; [`Error::Push`].
 pub async fn open(settings: &Settings, port: u16) -> Result<Core, Error> {
     let broker = open_broker(settings).await?;
     let node_id = node::id(&settings.connector.node_id, data_folder(settings)).map_err(Error::NodeId)?;
     let connector = Connector::open(broker.clone(), Options { node_id, ..settings.connector.clone() }).await;
     let connector = connector.map_err(|error| Error::Broker(broker_error(error)))?;
+    preload::create(settings, &connector).await?;
     let push = Pushing::start(settings, &connector, port)?;
     Ok(Core { broker, connector, push })
+}
+
+/// The services that need the broker.
+pub fn services(connector: &Arc<Connector>, gate: &Gate) -> Services {
+    let services = Services::default()
+        .with(grpc::publisher(connector.clone(), gate.clone()))
+        .with(grpc::subscriber(connector.clone(), gate.clone()))
+        .with(grpc::iam(connector.clone(), gate.clone()));
+    #[cfg(feature = "schemas")]
+    let services = services.with(grpc::schemas(connector.clone(), gate.clone()));
+    #[cfg(feature = "transforms")]
+    let services = services.with(grpc::transforms(connector.clone(), gate.clone()));
+    services
 }
 
 /// What kept the use cases from starting was the broker, told in their words.
@@ -76,7 +96,7 @@ fn data_folder(settings: &Settings) -> Option<&Path> {
 
 async fn open_broker(settings: &Settings) -> Result<Arc<dyn Broker>, Error> {
     match &settings.broker {
-        BrokerUrl::Embedded(path) => Ok(Embedded::open(path, embedded_durability(settings.durability))?),
+        BrokerUrl::Embedded(path) => open_embedded(path.clone(), embedded_durability(settings.durability)).await,
         BrokerUrl::Memory => Ok(Embedded::memory()),
         BrokerUrl::Redis(url) => {
             let options = redis::Options { durability: redis_durability(settings), ..redis::Options::default() };
@@ -93,6 +113,12 @@ fn redis_durability(settings: &Settings) -> redis::Durability {
         Durability::Fsync => redis::Durability::Fsync,
         Durability::Replicas(count) => redis::Durability::Replicas(u32::from(count)),
     }
+}
+
+/// Reading a large log takes a while, in which signals should be heard.
+async fn open_embedded(path: PathBuf, durability: embedded::Durability) -> Result<Arc<dyn Broker>, Error> {
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, durability)).await;
+    Ok(opened.map_err(|error| BrokerError::Damaged(error.to_string()))??)
 }
 
 /// The settings refuse to ask the embedded broker for replicas.

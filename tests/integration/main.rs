@@ -32,6 +32,7 @@ mod rest_wire;
 mod schemas;
 mod security;
 mod seeking;
+mod server;
 mod sessions;
 mod settling;
 mod startup;
