@@ -113,7 +113,8 @@ impl Worker {
 
     /// Starts requests while the window and the endpoint's pause let it. Answers the slot that found nothing to lease.
     async fn fill(&mut self) -> Result<Option<Slot>, BrokerError> {
-        while self.under_way.len() < self.window.size() && self.not_before <= Instant::now() {
+        // What is leased after a change would still go to where the subscription pushed before.
+        while self.under_way.len() < self.window.size() && self.not_before <= Instant::now() && !self.entry.is_retired() {
             let slot = self.idle.pop().unwrap_or_else(|| Slot::new(self.connector.broker(), &self.entry.queue));
             let request = LeaseRequest {
                 queue: self.entry.queue.clone(),
