@@ -129,7 +129,7 @@ mod tests {
     const FILE: &str = r#"
 topics:
   - name: projects/p1/topics/dead
-  - {"name": "projects/p1/topics/a%b~c", "labels": {"teamName": "x", "tier": "1"}}
+  - {"name": "projects/p1/topics/a%b~c", "labels": {"team_name": "x", "tier": "1"}}
 subscriptions:
   - name: projects/p1/subscriptions/push
     topic: projects/p1/topics/a%b~c
@@ -154,7 +154,7 @@ subscriptions:
             assert!(find("projects/p1/subscriptions/once").await.subscription.enable_exactly_once_delivery);
             assert_eq!(find("projects/p2/subscriptions/sub2").await.subscription.topic.as_str(), "projects/p2/topics/short");
             let topic = core.connector.topic(&TopicName::parse("projects/p1/topics/a%b~c").unwrap()).await.unwrap();
-            assert_eq!(topic.topic.labels.get("teamName").map(String::as_str), Some("x"), "keys keep their case");
+            assert_eq!(topic.topic.labels.get("team_name").map(String::as_str), Some("x"), "keys are no field names");
             core.connector.topic(&TopicName::parse("projects/p2/topics/lone").unwrap()).await.unwrap();
             core.broker.close().await;
         }

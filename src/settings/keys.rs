@@ -350,14 +350,14 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "PRELOAD",
         range: "project,topic:subscription:...,topic... with legal ids; several projects are separated by semicolons",
-        about: "Checked but not applied yet: topics and subscriptions that exist before the port answers.",
+        about: "Topics and subscriptions that exist before the port answers.",
         set: |s, v| store(&mut s.preload, super::Preload::parse(v)),
         get: |s| s.preload.to_string(),
     },
     Key {
         name: "PRELOAD_FILE",
         range: "the path of a file, or empty",
-        about: "Not applied yet: file of topics and subscriptions with all their fields, created before the port answers.",
+        about: "YAML or JSON file of topics and subscriptions with all their fields, created before the port answers.",
         set: |s, v| store(&mut s.preload_file, text(v).map(Into::into)),
         get: |s| s.preload_file.display().to_string(),
     },
