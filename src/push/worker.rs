@@ -107,7 +107,11 @@ impl Worker {
                 () = tokio::time::sleep_until(self.not_before), if paused => {}
                 () = async { match &waiting { Some(session) => session.woken().await, None => std::future::pending().await } } => {}
             }
-            self.idle.extend(drained);
+            if let Some(slot) = drained {
+                // Another may wait the next time, and a wake that this one was still in line for would be heard by nobody.
+                slot.broker.rest(&slot.queue, &slot.session);
+                self.idle.push(slot);
+            }
         }
     }
 
