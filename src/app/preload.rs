@@ -123,7 +123,7 @@ mod tests {
             format!("PRELOAD_FILE={}", folder.join("preload.yaml").display()),
             format!("PRELOAD={list}"),
         ];
-        start::open(&settings::load(None, [], &set).unwrap().settings).await
+        start::open(&settings::load(None, [], &set).unwrap().settings, 0).await
     }
 
     const FILE: &str = r#"

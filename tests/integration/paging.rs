@@ -100,7 +100,7 @@ async fn a_topic_lists_attached_subscriptions_only(backend: Backend) {
         };
         assert_eq!(attached().await, [kept.clone(), detached.clone()]);
         api.ok(DetachSubscriptionRequest { subscription: detached.clone() }).await;
-        assert_eq!(attached().await, [kept.clone()]);
+        assert_eq!(attached().await, std::slice::from_ref(&kept));
         api.delete_subscription(&kept).await;
         assert!(attached().await.is_empty());
         let listed = api.ok(ListSubscriptionsRequest { project: api.parent(), ..Default::default() }).await.subscriptions;

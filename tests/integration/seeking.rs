@@ -150,9 +150,9 @@ async fn a_snapshot_restores_its_state(backend: Backend) {
         seek(&api, &other, Target::Snapshot(state.name.clone())).await;
         assert_eq!(consume(&api, &other, 3).await, ["later", "leased", "waiting"]);
         let listed = api.ok(ListTopicSnapshotsRequest { topic: topic.clone(), ..Default::default() }).await.snapshots;
-        assert_eq!(listed, [state.name.clone()]);
+        assert_eq!(listed, std::slice::from_ref(&state.name));
         let listed = api.ok(ListSnapshotsRequest { project: api.parent(), ..Default::default() }).await.snapshots;
-        assert_eq!(listed, [state.clone()]);
+        assert_eq!(listed, std::slice::from_ref(&state));
         api.ok(DeleteSnapshotRequest { snapshot: state.name.clone() }).await;
         assert_eq!(api.fails(GetSnapshotRequest { snapshot: state.name.clone() }).await, Code::NotFound);
         let request = SeekRequest { subscription, target: Some(Target::Snapshot(state.name)) };
