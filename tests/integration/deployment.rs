@@ -48,7 +48,9 @@ async fn preloaded_resources_are_there_at_once_and_after_a_restart(backend: Back
 async fn reachable(bind: &str) -> (bool, bool) {
     let folder = tempfile::tempdir().unwrap();
     let port = ports::reserve();
-    let env = [("BROKER_URL", "memory:".to_owned()), ("PORT", port.to_string()), ("BIND", bind.to_owned())];
+    let broker = ("BROKER_URL", "memory:".to_owned());
+    // Beyond the loopback addresses it must be said whether callers are asked who they are.
+    let env = [broker, ("PORT", port.to_string()), ("BIND", bind.to_owned()), ("AUTH", "off".to_owned())];
     let env = env.map(|(k, v)| (format!("CONNECTORS_GCP_{k}"), v)).to_vec();
     let node = Node::start(NodeSpec { wrapper: Vec::new(), env, log: folder.path().join("log") }).unwrap();
     assert_eq!(node.address.port(), port);
