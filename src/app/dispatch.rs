@@ -132,6 +132,7 @@ pub fn within(
     let shared = Shared {
         early: services,
         late: OnceLock::new(),
+        requests: Arc::default(),
         #[cfg(feature = "push")]
         issuer: OnceLock::new(),
     };
