@@ -141,9 +141,10 @@ class Nginx(Process):
         text = (RECIPES / "nginx.conf").read_text(encoding="utf-8")
         assert text.count("listen 8085 http2") == text.count("listen 8086") == 1
         text = text.replace("listen 8085 http2", f"listen {self.address} http2").replace("listen 8086", f"listen {self.rest}")
-        for name, node in zip(("node-a:8085", "node-b:8085"), nodes, strict=True):
-            assert text.count(name) == 2
-            text = text.replace(name, node.address)
+        servers = re.findall(r"(?m)^        server node-a:8085 .*\n|^        server node-b:8085 .*\n", text)
+        assert len(servers) == 4
+        own = "".join(servers[0].replace("node-a:8085", node.address) for node in nodes)
+        text = text.replace(servers[0], own).replace(servers[1], "")
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         folders = "".join(f"    {kind}_temp_path {folder / kind};\n" for kind in kinds)
         text = text.replace("http {\n", "http {\n" + folders, 1)

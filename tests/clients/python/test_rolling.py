@@ -3,7 +3,7 @@
 import threading
 import time
 
-from cluster import Cluster, HAProxy, wait_until
+from cluster import Cluster, Nginx, wait_until
 from conftest import Clients
 
 PUBLISHERS = 4
@@ -17,7 +17,7 @@ def test_a_rolling_restart_is_not_noticed(tmp_path, inbox):
 
 
 def roll(cluster, inbox):
-    clients = Clients(cluster.behind(HAProxy).address)
+    clients = Clients(cluster.behind(Nginx).address)
     topic, name = clients.pair(enable_exactly_once_delivery=True, ack_deadline_seconds=30)
     stop, lock = threading.Event(), threading.Lock()
     confirmed, acked, again, errors = set(), set(), [], []
