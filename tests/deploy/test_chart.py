@@ -238,6 +238,18 @@ class Chart(unittest.TestCase):
             shipped = one(objects, "ConfigMap", "-dashboard")["data"]["landline.json"]
             self.assertEqual(json.loads(shipped), json.load(file))
 
+    def test_preloaded_resources_reach_the_server(self):
+        values = cases()["embedded-full"]
+        objects = render(values)
+        config = one(objects, "ConfigMap", "-preload")
+        self.assertEqual(json.loads(config["data"]["preload.json"]), values["preload"])
+        pod = self.pod(values)["spec"]
+        volume = {item["name"]: item for item in pod["volumes"]}["preload"]
+        self.assertEqual(volume["configMap"]["name"], config["metadata"]["name"])
+        mount = {item["name"]: item for item in pod["containers"][0]["volumeMounts"]}["preload"]
+        self.assertEqual(self.settings(values)["PRELOAD_FILE"], mount["mountPath"] + "/preload.json")
+        self.assertNotIn("PRELOAD_FILE", self.settings({}))
+
     def test_long_names_stay_legal(self):
         for item in render({"podDisruptionBudget": {"enabled": True}}, name="r" * 53):
             self.assertLessEqual(len(item["metadata"]["name"]), 58)
@@ -261,6 +273,8 @@ class Chart(unittest.TestCase):
             ({"metrics": {"port": 8085}}, "8085 is the port of the API"),
             ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "needs metrics.enabled"),
             ({"image": {"digest": "sha256:12"}}, "digest"),
+            ({"preload": {"topics": [{"name": "orders"}]}}, "preload"),
+            ({"preload": {"topics": []}, "settings": {"PRELOAD_FILE": "/x"}}, "set one of them"),
             ({"persistence": {"size": "much"}}, "size"),
         ]:
             with self.subTest(values=values):

@@ -70,6 +70,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) -}}
 {{- fail "metrics.serviceMonitor needs metrics.enabled" -}}
 {{- end -}}
+{{- if and .Values.preload (hasKey .Values.settings "PRELOAD_FILE") -}}
+{{- fail "preload and settings.PRELOAD_FILE: set one of them, not both" -}}
+{{- end -}}
 {{- range $key, $_ := .Values.secretSettings -}}
 {{- if hasKey $.Values.settings $key -}}
 {{- fail (printf "%s is in settings and in secretSettings" $key) -}}
@@ -162,12 +165,24 @@ spec:
         - name: data
           mountPath: /data
         {{- end }}
+        {{- if .Values.preload }}
+        - name: preload
+          mountPath: /etc/landline
+          readOnly: true
+        {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-  {{- with .Values.extraVolumes }}
+  {{- if or .Values.preload .Values.extraVolumes }}
   volumes:
+    {{- if .Values.preload }}
+    - name: preload
+      configMap:
+        name: {{ include "landline.fullname" . }}-preload
+    {{- end }}
+    {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   {{- with .Values.nodeSelector }}
   nodeSelector:
