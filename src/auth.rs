@@ -340,7 +340,8 @@ impl Authenticator {
     fn is_own_audience(&self, audience: &str) -> bool {
         let host = host(audience);
         let bare = without_port(host);
-        self.audiences.iter().any(|own| own == audience || own == host)
+        // Java's client leaves the port of the address it calls out.
+        self.audiences.iter().any(|own| own == audience || own == host || without_port(own) == host)
             || OWN_HOSTS.contains(&bare)
             || bare.ends_with("-pubsub.googleapis.com")
     }
