@@ -58,6 +58,8 @@ pub enum Error {
     Listen(SocketAddr, #[source] io::Error),
     #[error("{0}")]
     Broker(#[from] BrokerError),
+    #[error("CONNECTORS_GCP_BROKER_URL: {0}")]
+    BrokerUrl(String),
     #[error(transparent)]
     Tls(#[from] TlsError),
     #[error("{0}")]
@@ -76,6 +78,8 @@ pub enum Error {
     Output(#[source] io::Error),
     #[error("{0}: {1}")]
     Unhealthy(String, String),
+    #[error("inspect {0}")]
+    Inspect(String),
     #[error("bench: {0}")]
     Bench(String),
     #[error("push: {0}")]

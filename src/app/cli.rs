@@ -7,7 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use crate::{
     app::Error,
     bench,
-    settings::{self, Loaded, Wrong},
+    broker::{BrokerError, redis},
+    model::SubscriptionName,
+    settings::{self, BrokerUrl, Loaded, Settings, Wrong},
 };
 
 /// A server for the Google Cloud Pub/Sub API that keeps messages on your own disk, Redis or Valkey.
@@ -40,6 +42,8 @@ pub enum Command {
     /// Issue, list and take back service-account keys for clients
     #[command(subcommand)]
     Keys(KeysCommand),
+    /// Show what Redis holds of a subscription: counts, keys, leases and the oldest message
+    Inspect(Inspect),
     /// Put load on a server, this or another, and report what was measured as a line of JSON
     Bench(bench::Options),
 }
@@ -82,6 +86,14 @@ fn email(text: &str) -> Result<String, String> {
     let legal = text.split_once('@').is_some_and(|(name, domain)| !name.is_empty() && !domain.is_empty())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"@._-+".contains(&b));
     if legal { Ok(text.to_owned()) } else { Err("must look like orders@shop.example".into()) }
+}
+
+/// Arguments of `landline inspect`.
+#[derive(Debug, Clone, Args)]
+pub struct Inspect {
+    /// The subscription, PROJECT/ID or its full name
+    #[arg(value_name = "SUBSCRIPTION")]
+    pub subscription: String,
 }
 
 /// Arguments of `landline healthcheck`.
@@ -145,6 +157,29 @@ fn lossy(text: std::ffi::OsString) -> String {
 pub fn print(loaded: &Loaded) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     write!(out, "{loaded}").and_then(|()| out.flush()).map_err(Error::Output)
+}
+
+/// Prints what Redis holds of a subscription.
+///
+/// # Errors
+/// When there is none of this name, the broker is not Redis, or Redis can't be read.
+pub fn inspect(asked: &Inspect, settings: &Settings) -> Result<(), Error> {
+    let wrong = |why: String| Error::Inspect(format!("{}: {why}", asked.subscription));
+    let parsed = match asked.subscription.split_once('/') {
+        Some((project, id)) if !asked.subscription.starts_with("projects/") => SubscriptionName::new(project, id),
+        _ => SubscriptionName::parse(&asked.subscription),
+    };
+    let name = parsed.map_err(|e| wrong(e.to_string()))?.to_string();
+    let BrokerUrl::Redis(url) = &settings.broker else {
+        return Err(wrong(format!("only Redis can be inspected, and the broker is {}", settings.broker)));
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::System)?;
+    let text = runtime.block_on(redis::inspect(url, &name)).map_err(|e| match e {
+        BrokerError::Gone => wrong("there is no such subscription".to_owned()),
+        other => other.into(),
+    })?;
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Output)
 }
 
 /// Runs a load and prints its report.

@@ -99,6 +99,8 @@ async fn open_broker(settings: &Settings) -> Result<Arc<dyn Broker>, Error> {
         BrokerUrl::Embedded(path) => open_embedded(path.clone(), embedded_durability(settings.durability)).await,
         BrokerUrl::Memory => Ok(Embedded::memory()),
         BrokerUrl::Redis(url) => {
+            // What is wrong with it does not pass by waiting.
+            redis::check_url(url).map_err(Error::BrokerUrl)?;
             let options = redis::Options { durability: redis_durability(settings), ..redis::Options::default() };
             Ok(redis::Redis::open(url, options).await?)
         }

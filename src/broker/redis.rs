@@ -35,6 +35,7 @@ mod codec;
 mod connection;
 mod durability;
 mod engine;
+mod inspect;
 mod lease;
 mod library;
 mod publish;
@@ -52,7 +53,6 @@ use std::{
 };
 
 use async_trait::async_trait;
-use redis::Value;
 use tokio::sync::{broadcast, mpsc};
 
 use self::{address::Address, connection::Shards, engine::Engine};
@@ -62,6 +62,15 @@ use super::{
 };
 
 pub use durability::Durability;
+pub use inspect::inspect;
+
+/// Takes a broker URL apart without using it.
+///
+/// # Errors
+/// What is wrong with it, without its password.
+pub fn check_url(url: &str) -> Result<(), String> {
+    Address::parse(url).map(drop)
+}
 
 /// Settings of the engine.
 #[derive(Debug, Clone, Default)]
@@ -89,7 +98,7 @@ impl Redis {
 
     async fn start(url: &str, options: Options) -> Result<Arc<Self>, BrokerError> {
         let (told, happened) = mpsc::unbounded_channel();
-        let shards = Shards::open(Address::parse(url)?, options.durability, told).await?;
+        let shards = Shards::open(Address::parse(url).map_err(BrokerError::Unavailable)?, options.durability, told).await?;
         let engine = Engine::new(shards, options.durability, options.set_clock);
         engine.learn_time().await?;
         engine.check_format().await?;
@@ -196,23 +205,7 @@ impl Broker for Redis {
     }
 
     async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError> {
-        let queue = self.engine.queue(queue);
-        let answer = self.engine.on_queue(&queue, "landline_stats", |_, _| {}).await?;
-        let Some(Value::Array(numbers)) = answer.get(3) else {
-            return Err(BrokerError::Damaged("stats were answered in an unknown form".into()));
-        };
-        let number = |at: usize| if let Some(Value::Int(n)) = numbers.get(at) { (*n).max(0) as u64 } else { 0 };
-        Ok(QueueStats {
-            undelivered_messages: number(0),
-            backlog_bytes: number(1),
-            oldest_unacked_ms: Some(number(2)).filter(|ms| *ms > 0),
-            outstanding_messages: number(3),
-            delayed_messages: number(4),
-            dead_letters: number(5),
-            retained_acked_messages: number(6),
-            expired_leases: None,
-            last_active_ms: if queue.has_sessions() { self.engine.now_ms() } else { number(7).max(queue.used_ms()) },
-        })
+        self.engine.stats(queue).await
     }
 
     fn is_shared(&self) -> bool {

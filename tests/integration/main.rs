@@ -15,6 +15,7 @@ mod exactly_once;
 mod filters;
 mod fuzzing;
 mod hostile;
+mod inspecting;
 mod layers;
 mod licences;
 mod masks;

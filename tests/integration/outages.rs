@@ -9,8 +9,12 @@ use crate::{
     fixture::{
         Backend, Fixture,
         api::{channel, publish_request},
+        certificates::Authority,
         eventually, message,
         message::texts,
+        node::{Node, NodeSpec},
+        ports,
+        redis::Redis,
         wait::SOON,
     },
     for_redis,
@@ -20,6 +24,8 @@ for_redis!(
     a_dead_redis_makes_the_server_unavailable_and_loses_nothing,
     a_frozen_redis_makes_calls_fail_and_not_hang,
     leases_stay_valid_across_a_restart_of_redis,
+    a_server_that_starts_first_waits_for_its_redis,
+    a_redis_behind_tls_needs_the_right_certificates,
 );
 
 async fn serving(fixture: &Fixture) -> bool {
@@ -92,4 +98,59 @@ async fn leases_stay_valid_across_a_restart_of_redis(backend: Backend) {
     assert!(api.pull_now(&subscription, 10).await.is_empty(), "acked or leased messages came again");
     api.ack(&subscription, &received[5..]).await;
     api.assert_drained(&topic, &subscription).await;
+}
+
+/// The order in which things start does not matter.
+async fn a_server_that_starts_first_waits_for_its_redis(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair().await;
+    fixture.redis.as_mut().unwrap().kill();
+    fixture.nodes[0].restart();
+    let api = fixture.api_of_node(0, &api).await;
+    assert!(!serving(&fixture).await);
+    assert_eq!(api.fails(publish_request(&topic, [message("lost")])).await, Code::Unavailable);
+    fixture.redis.as_mut().unwrap().restart();
+    eventually("the health service says SERVING", SOON, async || serving(&fixture).await).await;
+    api.publish_texts(&topic, &["m1"]).await;
+    assert_eq!(api.take(&subscription).await.text(), "m1");
+}
+
+/// Both sides show certificates of an authority that the system does not know.
+async fn a_redis_behind_tls_needs_the_right_certificates(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let folder = fixture.folder.path().to_owned();
+    let (authority, port) = (Authority::new(), ports::reserve().to_string());
+    let (server, client) = (authority.issue(&folder, "server"), authority.issue(&folder, "client"));
+    let ca = folder.join("redis-ca.pem");
+    std::fs::write(&ca, authority.pem()).unwrap();
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let options = [
+        ["--tls-port", &port],
+        ["--tls-cert-file", &path(&server.certificate)],
+        ["--tls-key-file", &path(&server.key)],
+        ["--tls-ca-cert-file", &path(&ca)],
+        ["--tls-auth-clients", "yes"],
+    ];
+    let _redis = Redis::start_with(&folder, options.as_flattened());
+    let url = format!(
+        "rediss://localhost:{port}?tls_ca={}&tls_cert={}&tls_key={}",
+        path(&ca),
+        path(&client.certificate),
+        path(&client.key)
+    );
+    let start = |url: String, name: &str| {
+        let env = [("BROKER_URL", url), ("PORT", ports::reserve().to_string())];
+        let env = env.map(|(key, value)| (format!("CONNECTORS_GCP_{key}"), value)).into();
+        Node::start(NodeSpec { wrapper: Vec::new(), env, log: folder.join(name) }).unwrap()
+    };
+    fixture.nodes.push(start(url.clone(), "trusting.log"));
+    let like = fixture.api().await;
+    let api = fixture.api_of_node(1, &like).await;
+    let (topic, subscription) = api.pair().await;
+    api.publish_texts(&topic, &["m1"]).await;
+    assert_eq!(api.take(&subscription).await.text(), "m1");
+    // One that trusts only the system's authorities starts, says why it can't serve, and goes on trying.
+    let stranger = start(format!("rediss://localhost:{port}"), "stranger.log");
+    eventually("the reason is logged", SOON, async || stranger.log_tail().to_lowercase().contains("certificate")).await;
 }

@@ -1,11 +1,12 @@
 //! Where Redis is: the broker URL taken apart.
 //!
 //! `redis://user:password@host:port/database`, `rediss://…` for TLS, `redis+cluster://h1:p1,h2:p2`,
-//! `redis+sentinel://h1:p1,h2:p2/master?db=0&sentinel_password=…`. The last two take `rediss+…` for TLS.
+//! `redis+sentinel://h1:p1,h2:p2/master?db=0&sentinel_password=…`. The last two take `rediss+…` for TLS. With TLS,
+//! `tls_ca=FILE` names the certificates to trust in place of the system's, `tls_cert=FILE&tls_key=FILE` the client's own.
 
-use std::fmt;
+use std::{fmt, path::PathBuf};
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use redis::{Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, TlsCertificates};
 
 use crate::broker::BrokerError;
 
@@ -48,6 +49,26 @@ pub struct Address {
     username: Option<String>,
     password: Option<String>,
     sentinel_password: Option<String>,
+    files: Files,
+}
+
+/// PEM files for TLS, read at each connection.
+#[derive(Clone, Default)]
+struct Files {
+    ca: Option<PathBuf>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+impl Files {
+    fn read(&self) -> Result<TlsCertificates, String> {
+        let read = |path: &PathBuf| std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()));
+        let client_tls = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+            _ => None,
+        };
+        Ok(TlsCertificates { client_tls, root_cert: self.ca.as_ref().map(read).transpose()? })
+    }
 }
 
 impl fmt::Debug for Address {
@@ -58,10 +79,10 @@ impl fmt::Debug for Address {
 }
 
 fn refuse(what: impl fmt::Display) -> BrokerError {
-    BrokerError::Unavailable(format!("broker URL: {what}"))
+    BrokerError::Unavailable(what.to_string())
 }
 
-fn decode(text: &str) -> Result<String, BrokerError> {
+fn decode(text: &str) -> Result<String, String> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
@@ -70,14 +91,14 @@ fn decode(text: &str) -> Result<String, BrokerError> {
             continue;
         }
         let digits = [bytes.next(), bytes.next()].map(|d| d.and_then(|d| char::from(d).to_digit(16)));
-        let [Some(high), Some(low)] = digits else { return Err(refuse("an incomplete percent encoding in user or password")) };
+        let [Some(high), Some(low)] = digits else { return Err("an incomplete percent encoding in user or password".to_owned()) };
         out.push((high * 16 + low) as u8);
     }
-    String::from_utf8(out).map_err(|_| refuse("user or password is not UTF-8"))
+    String::from_utf8(out).map_err(|_| "user or password is not UTF-8".to_owned())
 }
 
-fn endpoint(text: &str, default_port: u16) -> Result<Endpoint, BrokerError> {
-    let wrong = || refuse(format!("'{text}' is not a host and port"));
+fn endpoint(text: &str, default_port: u16) -> Result<Endpoint, String> {
+    let wrong = || format!("'{text}' is not a host and port");
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']').ok_or_else(wrong)?;
@@ -93,14 +114,14 @@ impl Address {
     /// Takes a broker URL apart.
     ///
     /// # Errors
-    /// [`BrokerError::Unavailable`] that says what is wrong with it; the password is never repeated.
-    pub fn parse(url: &str) -> Result<Self, BrokerError> {
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| refuse("no scheme"))?;
+    /// What is wrong with it; the password is never repeated.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| "no scheme".to_owned())?;
         let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
         let tls = match base {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
-            _ => return Err(refuse(format!("unknown scheme '{scheme}'"))),
+            _ => return Err(format!("unknown scheme '{scheme}'")),
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -111,40 +132,66 @@ impl Address {
             username = Some(decode(user)?).filter(|u| !u.is_empty());
             password = Some(decode(secret)?).filter(|p| !p.is_empty());
         }
-        let (mut database, mut sentinel_password) = (0, None);
+        let (mut database, mut sentinel_password, mut files) = (0, None, Files::default());
         for (name, value) in query.split('&').filter(|p| !p.is_empty()).map(|p| p.split_once('=').unwrap_or((p, ""))) {
             match name {
-                "db" => database = value.parse().map_err(|_| refuse(format!("db '{value}' is not a number")))?,
+                "db" => database = value.parse().map_err(|_| format!("db '{value}' is not a number"))?,
                 "sentinel_password" => sentinel_password = Some(decode(value)?),
-                _ => return Err(refuse(format!("unknown parameter '{name}'"))),
+                "tls_ca" | "tls_cert" | "tls_key" if !tls => return Err(format!("{name} needs a scheme with TLS, rediss")),
+                "tls_ca" => files.ca = Some(decode(value)?.into()),
+                "tls_cert" => files.cert = Some(decode(value)?.into()),
+                "tls_key" => files.key = Some(decode(value)?.into()),
+                _ => return Err(format!("unknown parameter '{name}'")),
             }
+        }
+        if files.cert.is_some() != files.key.is_some() {
+            return Err("tls_cert and tls_key go together".to_owned());
         }
         let arrangement = match kind {
             "" => Arrangement::Single,
             "cluster" => Arrangement::Cluster,
-            "sentinel" if path.is_empty() => return Err(refuse("the path must name the master the sentinels watch")),
+            "sentinel" if path.is_empty() => return Err("the path must name the master the sentinels watch".to_owned()),
             "sentinel" => Arrangement::Sentinel(path.to_owned()),
-            _ => return Err(refuse(format!("unknown scheme '{scheme}'"))),
+            _ => return Err(format!("unknown scheme '{scheme}'")),
         };
         if !path.is_empty() && !matches!(arrangement, Arrangement::Sentinel(_)) {
-            database = path.parse().map_err(|_| refuse(format!("database '{path}' is not a number")))?;
+            database = path.parse().map_err(|_| format!("database '{path}' is not a number"))?;
         }
         if arrangement == Arrangement::Cluster && database != 0 {
-            return Err(refuse("a cluster has only database 0"));
+            return Err("a cluster has only database 0".to_owned());
         }
         let default_port = if matches!(arrangement, Arrangement::Sentinel(_)) { DEFAULT_SENTINEL_PORT } else { DEFAULT_PORT };
         let endpoints = hosts.split(',').map(|h| endpoint(h, default_port)).collect::<Result<Vec<_>, _>>()?;
         if arrangement == Arrangement::Single && endpoints.len() > 1 {
-            return Err(refuse("several hosts need redis+cluster:// or redis+sentinel://"));
+            return Err("several hosts need redis+cluster:// or redis+sentinel://".to_owned());
         }
-        Ok(Self { arrangement, endpoints, database, tls, username, password, sentinel_password })
+        Ok(Self { arrangement, endpoints, database, tls, username, password, sentinel_password, files })
     }
 
-    /// How to connect to one of the data servers.
+    /// Makes ready to connect to one of the data servers.
     ///
     /// # Errors
-    /// [`BrokerError::Unavailable`] when TLS is asked for and not built in.
-    pub fn connection_info(&self, endpoint: &Endpoint) -> Result<ConnectionInfo, BrokerError> {
+    /// [`BrokerError::Unavailable`] when the files for TLS can't be used.
+    pub fn client(&self, endpoint: &Endpoint) -> Result<Client, BrokerError> {
+        self.client_of(endpoint, self.connection_info(endpoint)?)
+    }
+
+    /// Makes ready to connect to one of the sentinels; their password is their own, given as the parameter
+    /// `sentinel_password`.
+    ///
+    /// # Errors
+    /// As [`client`](Self::client).
+    pub fn sentinel(&self, endpoint: &Endpoint) -> Result<Client, BrokerError> {
+        self.client_of(endpoint, self.sentinel_info(endpoint)?)
+    }
+
+    fn client_of(&self, endpoint: &Endpoint, info: ConnectionInfo) -> Result<Client, BrokerError> {
+        let files = self.files.read().map_err(refuse)?;
+        let client = if self.tls { Client::build_with_tls(info, files) } else { Client::open(info) };
+        client.map_err(|e| refuse(format!("{endpoint}: {e}")))
+    }
+
+    fn connection_info(&self, endpoint: &Endpoint) -> Result<ConnectionInfo, BrokerError> {
         let mut settings = RedisConnectionInfo::default().set_db(self.database).set_skip_set_lib_name();
         if let Some(username) = &self.username {
             settings = settings.set_username(username);
@@ -155,11 +202,7 @@ impl Address {
         self.to(endpoint, settings)
     }
 
-    /// How to connect to one of the sentinels; their password is their own, given as the parameter `sentinel_password`.
-    ///
-    /// # Errors
-    /// As [`connection_info`](Self::connection_info).
-    pub fn sentinel_info(&self, endpoint: &Endpoint) -> Result<ConnectionInfo, BrokerError> {
+    fn sentinel_info(&self, endpoint: &Endpoint) -> Result<ConnectionInfo, BrokerError> {
         let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
         if let Some(password) = &self.sentinel_password {
             settings = settings.set_password(password);
@@ -211,8 +254,10 @@ mod tests {
             ("redis://a,b", "several hosts need"),
             ("redis+cluster://a/1", "only database 0"),
             ("redis://h?x=1", "unknown parameter 'x'"),
+            ("redis://h?tls_ca=/x", "tls_ca needs a scheme with TLS"),
+            ("rediss://h?tls_cert=/x", "tls_cert and tls_key go together"),
         ] {
-            let text = Address::parse(url).unwrap_err().to_string();
+            let text = Address::parse(url).unwrap_err();
             assert!(text.contains(fault) && !text.contains("secret"), "{text}");
         }
     }

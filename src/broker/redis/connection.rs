@@ -426,7 +426,7 @@ impl Shards {
             _ => endpoint.clone(),
         };
         let unavailable = |e: RedisError| BrokerError::Unavailable(format!("{endpoint}: {e}"));
-        let client = Client::open(self.address.connection_info(&endpoint)?).map_err(unavailable)?;
+        let client = self.address.client(&endpoint)?;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(RESPONSE_TIMEOUT));
@@ -443,8 +443,7 @@ impl Shards {
         let mut trouble = String::from("no sentinel answers");
         for sentinel in &self.address.endpoints {
             let asked = async {
-                let client = Client::open(self.address.sentinel_info(sentinel)?)
-                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
+                let client = self.address.sentinel(sentinel)?;
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(CONNECT_TIMEOUT))
                     .set_response_timeout(Some(CONNECT_TIMEOUT));
@@ -484,7 +483,7 @@ impl Shards {
                 live.unwrap_or_else(|| self.address.endpoints[0].clone())
             }
         };
-        Client::open(self.address.connection_info(&endpoint)?).map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))
+        self.address.client(&endpoint)
     }
 
     /// The connection that calls for a slot go over now.
@@ -568,8 +567,7 @@ impl Shards {
         let mut trouble = BrokerError::Unavailable("no server of the cluster answers".into());
         for endpoint in known {
             let asked = async {
-                let client = Client::open(self.address.connection_info(&endpoint)?)
-                    .map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))?;
+                let client = self.address.client(&endpoint)?;
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(CONNECT_TIMEOUT))
                     .set_response_timeout(Some(CONNECT_TIMEOUT));

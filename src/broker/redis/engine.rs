@@ -20,7 +20,7 @@ use super::{
     publish::Publisher,
     queue::QueueView,
 };
-use crate::broker::{BrokerError, Event, QueueRef};
+use crate::broker::{BrokerError, Event, QueueRef, QueueStats};
 
 /// A due time that never comes: the largest number the library can tell.
 pub const NEVER: u64 = (1 << 53) - 1;
@@ -300,6 +300,30 @@ impl Engine {
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+
+    /// A queue's state now.
+    ///
+    /// # Errors
+    /// What the port says.
+    pub async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError> {
+        let queue = self.queue(queue);
+        let answer = self.on_queue(&queue, "landline_stats", |_, _| {}).await?;
+        let Some(Value::Array(numbers)) = answer.get(3) else {
+            return Err(BrokerError::Damaged("stats were answered in an unknown form".into()));
+        };
+        let number = |at: usize| if let Some(Value::Int(n)) = numbers.get(at) { (*n).max(0) as u64 } else { 0 };
+        Ok(QueueStats {
+            undelivered_messages: number(0),
+            backlog_bytes: number(1),
+            oldest_unacked_ms: Some(number(2)).filter(|ms| *ms > 0),
+            outstanding_messages: number(3),
+            delayed_messages: number(4),
+            dead_letters: number(5),
+            retained_acked_messages: number(6),
+            expired_leases: None,
+            last_active_ms: if queue.has_sessions() { self.now_ms() } else { number(7).max(queue.used_ms()) },
+        })
     }
 
     /// To be taken before something is written that must be durable.
