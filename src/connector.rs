@@ -106,6 +106,7 @@ pub struct Connector {
     secret: Secret,
     catalog: Arc<catalog::Catalog>,
     delivery: channel::Delivery,
+    #[cfg(feature = "transforms")]
     transforms: transforms::Pool,
     meters: Arc<meters::Meters>,
     tasks: Mutex<Vec<AbortHandle>>,
@@ -124,8 +125,17 @@ impl Connector {
         let tasks = Mutex::new(vec![follower.abort_handle()]);
         let meters = Arc::new(meters::Meters::default());
         let delivery = channel::Delivery::new(broker.clone(), &options, &secret, meters.clone());
-        let transforms = transforms::Pool::new();
-        let connector = Arc::new(Self { broker, options, secret, catalog, delivery, transforms, meters, tasks });
+        let connector = Arc::new(Self {
+            broker,
+            options,
+            secret,
+            catalog,
+            delivery,
+            #[cfg(feature = "transforms")]
+            transforms: transforms::Pool::new(),
+            meters,
+            tasks,
+        });
         let forwarder =
             dead_letter::run(Arc::downgrade(&connector), connector.broker.events(), connector.delivery.draining.clone());
         let forwarder = connector.delivery.tasks.spawn(forwarder);

@@ -18,6 +18,8 @@ use crate::{
 
 /// The lease outlasts the request's time-out, so that the answer settles it.
 const LEASE_MARGIN: Duration = Duration::from_secs(5);
+/// Failing pushes of one subscription are reported this often.
+const COMPLAINT: Duration = Duration::from_secs(60);
 /// Pause after the broker failed.
 const BROKER_PAUSE: Duration = Duration::from_secs(1);
 
@@ -48,6 +50,17 @@ impl Drop for Slot {
     }
 }
 
+/// What came of one push.
+type Pushed = Result<(), Failed>;
+
+/// Why a push was no success.
+struct Failed {
+    /// For the meters.
+    answer: PushAnswer,
+    /// For the log.
+    why: String,
+}
+
 /// How this node reaches endpoints.
 pub struct Outside {
     pub client: reqwest::Client,
@@ -62,8 +75,9 @@ struct Worker {
     meter: Arc<SubscriptionMeter>,
     window: Window,
     idle: Vec<Slot>,
-    under_way: FuturesUnordered<BoxFuture<'static, (Slot, Option<bool>)>>,
+    under_way: FuturesUnordered<BoxFuture<'static, (Slot, Option<Pushed>)>>,
     not_before: Instant,
+    complained: Option<Instant>,
 }
 
 /// Pushes until the subscription is gone, is no longer a push subscription or `stop` is cancelled.
@@ -77,6 +91,7 @@ pub async fn run(connector: Arc<Connector>, outside: Arc<Outside>, entry: Arc<Su
         idle: Vec::new(),
         under_way: FuturesUnordered::new(),
         not_before: Instant::now(),
+        complained: None,
     };
     worker.push(&stop).await;
     while worker.under_way.next().await.is_some() {}
@@ -103,7 +118,7 @@ impl Worker {
                         return;
                     }
                 }
-                Some((slot, success)) = self.under_way.next() => self.answered(slot, success),
+                Some((slot, pushed)) = self.under_way.next() => self.answered(slot, pushed),
                 () = tokio::time::sleep_until(self.not_before), if paused => {}
                 () = async { match &waiting { Some(session) => session.woken().await, None => std::future::pending().await } } => {}
             }
@@ -147,20 +162,16 @@ impl Worker {
         self.under_way.push(Box::pin(async move {
             let leased = match connector.transform_leased(&entry, vec![leased]).await {
                 Ok(leased) => leased.into_iter().next(),
-                Err(error) => {
-                    tracing::warn!(%error, subscription = %entry.subscription.name, "push can't transform");
-                    return (slot, Some(false));
-                }
+                Err(error) => return (slot, Some(Err(Failed { answer: PushAnswer::Internal, why: error.to_string() }))),
             };
             // Dropped or failed, and settled as such.
             let Some(leased) = leased else { return (slot, None) };
             meter.sent(Delivery::Push, 1, leased.message.len() as u64);
             let began = Instant::now();
-            let answer = post(&outside, &entry, &leased, timeout).await;
+            let pushed = post(&outside, &entry, &leased, timeout).await;
             meter.push_latency.observe(began.elapsed());
-            meter.pushed(answer);
-            let success = answer == PushAnswer::Acknowledged;
-            let settled = if success {
+            meter.pushed(pushed.as_ref().map_or_else(|failed| failed.answer, |()| PushAnswer::Acknowledged));
+            let settled = if pushed.is_ok() {
                 slot.broker.acknowledge(&slot.queue, &[leased.token]).await
             } else {
                 let nack = DeadlineChange { token: leased.token, deadline_ms: 0, bypass_backoff, max_life_ms: 0 };
@@ -169,18 +180,31 @@ impl Worker {
             if let Err(error) = settled {
                 tracing::warn!(%error, subscription = %entry.subscription.name, "push can't settle; the lease runs out");
             }
-            (slot, Some(success))
+            (slot, Some(pushed))
         }));
     }
 
-    /// `success` is what the endpoint said; none when it was not asked.
-    fn answered(&mut self, slot: Slot, success: Option<bool>) {
-        if let Some(success) = success {
-            self.window.answered(success);
+    /// `pushed` is none when there was nothing to push.
+    fn answered(&mut self, slot: Slot, pushed: Option<Pushed>) {
+        if let Some(pushed) = pushed {
+            self.window.answered(pushed.is_ok());
             self.not_before = Instant::now() + self.window.pause();
+            if let Err(failed) = pushed {
+                self.complain(&failed.why);
+            }
         }
         // Asked first the next time: an ordering key may wait for it.
         self.idle.push(slot);
+    }
+
+    fn complain(&mut self, why: &str) {
+        let name = &self.entry.subscription.name;
+        if self.complained.is_none_or(|at| at.elapsed() >= COMPLAINT) {
+            self.complained = Some(Instant::now());
+            tracing::warn!(subscription = %name, "pushes fail: {why}");
+        } else {
+            tracing::debug!(subscription = %name, "a push failed: {why}");
+        }
     }
 
     /// Reads the changed subscription; false when there is nothing to push any more.
@@ -200,42 +224,47 @@ impl Worker {
     }
 }
 
-/// What the endpoint says to the message. Whatever keeps it from being asked is as bad as a refusal.
-async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> PushAnswer {
+/// Posts a message. Whatever keeps the endpoint from being asked is as bad as a refusal.
+async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> Pushed {
     let subscription = &entry.subscription;
-    let Some((mut headers, body)) = request::build(subscription, leased) else {
-        tracing::error!(%subscription.name, sequence = leased.token.sequence, "a stored message can't be read");
-        return PushAnswer::Internal;
-    };
+    let internal = |why: String| Failed { answer: PushAnswer::Internal, why };
+    let unreadable = || internal(format!("the stored message {} can't be read", leased.token.sequence));
+    let (mut headers, body) = request::build(subscription, leased).ok_or_else(unreadable)?;
     match outside.issuer.authorization(subscription).await {
         Ok(Some(token)) => _ = headers.insert(header::AUTHORIZATION, token),
         Ok(None) => {}
-        Err(error) => {
-            tracing::warn!(%subscription.name, "push has no token: {}", error.internal().unwrap_or("the broker is busy"));
-            return PushAnswer::Internal;
-        }
+        Err(error) => return Err(internal(format!("no token: {}", error.internal().unwrap_or("the broker is busy")))),
     }
-    let Ok(url) = reqwest::Url::parse(&subscription.push_config.endpoint) else {
-        tracing::debug!(%subscription.name, "the endpoint is no URL");
-        return PushAnswer::Internal;
-    };
-    if let Err(refused) = outside.guard.check(&url) {
-        tracing::debug!(%subscription.name, %refused, "push refused");
-        return PushAnswer::Internal;
-    }
+    let url = reqwest::Url::parse(&subscription.push_config.endpoint);
+    let url = url.map_err(|error| internal(format!("the endpoint is no URL: {error}")))?;
+    outside.guard.check(&url).map_err(|refused| internal(refused.to_string()))?;
     match outside.client.post(url).headers(headers).body(body).timeout(timeout).send().await {
         // The status alone decides; the body is not read.
-        Ok(response) if request::acknowledges(response.status().as_u16()) => PushAnswer::Acknowledged,
-        Ok(response) => PushAnswer::of_status(response.status().as_u16()),
+        Ok(response) if request::acknowledges(response.status().as_u16()) => Ok(()),
+        Ok(response) => {
+            let status = response.status();
+            Err(Failed { answer: PushAnswer::of_status(status.as_u16()), why: format!("the endpoint answered {status}") })
+        }
         Err(error) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, %subscription.name, "push failed");
-            if error.is_timeout() {
+            let answer = if error.is_timeout() {
                 PushAnswer::DeadlineExceeded
             } else if error.is_builder() {
                 PushAnswer::Internal
             } else {
                 PushAnswer::Unreachable
-            }
+            };
+            Err(Failed { answer, why: causes(&error.without_url()) })
         }
     }
+}
+
+/// An error with what caused it. Endpoints may hold secrets, so that the URL is left out.
+fn causes(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        text += &format!(": {next}");
+        cause = next.source();
+    }
+    text
 }

@@ -87,6 +87,12 @@ impl Limit {
         self.end.set(thread_time() + MAX_TIME);
     }
 
+    /// Nothing runs.
+    fn forget(&self) {
+        self.passed.set(false);
+        self.end.set(Duration::MAX);
+    }
+
     fn check(&self) -> bool {
         if !self.passed.get() && thread_time() >= self.end.get() {
             self.passed.set(true);
@@ -153,11 +159,11 @@ impl Instance {
     /// [`TransformError`].
     pub fn call(&mut self, message: &EncodedMessage, metadata: &Metadata) -> Result<Option<EncodedMessage>, TransformError> {
         self.fresh = false;
-        self.limit.start();
+        self.limit.forget();
         let data = std::str::from_utf8(message.data());
         let data = data.map_err(|_| TransformError::Shape("the message's data is not UTF-8 text".into()))?;
         self.context.with(|ctx| {
-            let outcome = run(&ctx, &self.function, message, data, metadata);
+            let outcome = run(&ctx, &self.function, &self.limit, message, data, metadata);
             match outcome.catch(&ctx) {
                 Ok(result) => result,
                 Err(error) => Err(explain(error, &self.limit)),
@@ -201,6 +207,7 @@ fn load(ctx: &Ctx<'_>, transform: &MessageTransform, limit: &Limit) -> Result<Pe
 fn run<'js>(
     ctx: &Ctx<'js>,
     function: &Persistent<Function<'static>>,
+    limit: &Limit,
     message: &EncodedMessage,
     data: &str,
     metadata: &Metadata,
@@ -218,6 +225,8 @@ fn run<'js>(
     }
     about.prop("publish_time", Property::from(whole_seconds(metadata.publish_time_ms)).enumerable())?;
     about.prop("ordering_key", Property::from(message.ordering_key()).enumerable())?;
+    // The size of a message is not the function's fault.
+    limit.start();
     let returned: Value<'js> = function.clone().restore(ctx)?.call((given, about))?;
     read(returned, message.ordering_key())
 }

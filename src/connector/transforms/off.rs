@@ -15,15 +15,6 @@ pub(super) const MAX_LEASED: usize = 1;
 /// The functions of one topic or subscription, in order.
 pub(super) type Pipeline = Arc<[MessageTransform]>;
 
-/// No threads.
-pub(super) struct Pool;
-
-impl Pool {
-    pub fn new() -> Self {
-        Self
-    }
-}
-
 /// The enabled transforms of a resource, which another server may have set.
 pub(super) fn pipeline(transforms: &[MessageTransform]) -> Pipeline {
     transforms.iter().filter(|transform| !transform.disabled).cloned().collect()

@@ -42,6 +42,15 @@ fn a_function_sees_the_message_and_changes_it() {
 }
 
 #[test]
+fn a_message_of_ten_megabytes_passes() {
+    let text = format!(r#"{{"text":"{}"}}"#, "\u{e9}x".repeat(3_333_300));
+    let message = EncodedMessage::encode(text.as_bytes(), [("a", "1")], "");
+    assert_eq!(call("function f(m) { return m; }", &message).unwrap().unwrap().data().len(), message.data().len());
+    let written = call("function f(m) { m.attributes.length = String(m.data.length); return m; }", &message).unwrap().unwrap();
+    assert_eq!(written.attribute_map()["length"], text.chars().count().to_string());
+}
+
+#[test]
 fn null_and_undefined_drop_the_message_and_missing_attributes_clear_them() {
     let message = EncodedMessage::encode(b"x", [("a", "1")], "");
     assert_eq!(call("function f() { return null; }", &message), Ok(None));
