@@ -19,7 +19,7 @@ use super::{
     transforms::MAX_LEASED,
 };
 use crate::{
-    broker::{Broker, BrokerError, LeaseRequest, LeaseToken, Leased, QueueRef},
+    broker::{Broker, BrokerError, Kind, LeaseRequest, LeaseToken, Leased, QueueRef},
     model::{
         SubscriptionName,
         limits::{MAX_PULL_BYTES, MAX_PULL_MESSAGES},
@@ -106,6 +106,23 @@ impl From<BrokerError> for PullError {
 }
 
 impl Connector {
+    /// The subscription, if messages may be pulled from it. Another node may have allowed it a moment ago, so nothing is
+    /// refused for what is remembered: the record is looked at again.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Detached`] or [`Error::NotPullable`].
+    pub(super) async fn pullable(&self, name: &SubscriptionName) -> Result<Arc<SubscriptionEntry>, Error> {
+        let entry = self.subscription(name).await?;
+        let Err(refusal) = check_pullable(&entry) else { return Ok(entry) };
+        let record = self.broker.get(Kind::Subscription, name.as_str()).await?;
+        if record.is_some_and(|record| record.version == entry.version) {
+            return Err(refusal);
+        }
+        self.forget_subscription(name);
+        let entry = self.subscription(name).await?;
+        check_pullable(&entry).map(|()| entry)
+    }
+
     /// Leases up to `max_messages` messages (at most 1000 and 10 MB), waiting for the first of them for up to `wait`. The
     /// answer is empty when none came. Dropping the future gives back what it leased.
     ///
@@ -119,8 +136,7 @@ impl Connector {
         };
         let until = Instant::now() + wait;
         for restarts in 0..MAX_RESTARTS {
-            let entry = self.subscription(name).await?;
-            check_pullable(&entry)?;
+            let entry = self.pullable(name).await?;
             let channel = self.delivery.channel(&entry.queue);
             if restarts == 0 {
                 add(&channel.meter.pulls, 1);

@@ -15,7 +15,7 @@ use rand::Rng;
 use tokio::{sync::oneshot, time::Instant};
 
 use self::{incoming::Incoming, outgoing::Outgoing, shared::Shared};
-use super::{Connector, Error, pull::Delivered, pull::check_pullable};
+use super::{Connector, Error, pull::Delivered};
 use crate::{
     model::SubscriptionName,
     rules::{flow_control::Limits, lease},
@@ -103,8 +103,7 @@ impl Connector {
         requests: impl Stream<Item = Result<StreamRequest, Error>> + Send + 'static,
     ) -> Result<impl Stream<Item = Result<StreamResponse, Error>> + Send + 'static, Error> {
         let deadline_ms = lease::stream_deadline_ms(opening.stream_ack_deadline_seconds)?;
-        let entry = self.subscription(&opening.subscription).await?;
-        check_pullable(&entry)?;
+        let entry = self.pullable(&opening.subscription).await?;
         if self.delivery.draining.is_cancelled() {
             return Err(Error::Closing);
         }
