@@ -7,9 +7,11 @@ import subprocess
 import threading
 import uuid
 
+import grpc
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import pubsub_v1
+from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
 READY = "landline listening on "
 
@@ -89,6 +91,12 @@ class Clients:
             credentials=AnonymousCredentials(),
         )
         self.subscriber = pubsub_v1.SubscriberClient(credentials=AnonymousCredentials())
+
+    def receive_without_limit(self):
+        """Takes a subscriber whose channel has no bound: where PUBSUB_EMULATOR_HOST makes it, it has gRPC's of 4 MiB."""
+        options = [("grpc.max_receive_message_length", -1)]
+        channel = grpc.insecure_channel(os.environ["PUBSUB_EMULATOR_HOST"], options)
+        self.subscriber = pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
 
     def pair(self, **subscription):
         """A topic and a subscription of it."""

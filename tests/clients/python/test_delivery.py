@@ -149,6 +149,7 @@ def test_delivery_attempts_and_dead_letters(clients, inbox):
 
 
 def test_large_messages_travel_both_ways(clients, inbox):
+    clients.receive_without_limit()
     topic, name = clients.pair()
     box = inbox(clients, name)
     for size in [4 << 20, 9_999_000]:

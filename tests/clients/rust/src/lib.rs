@@ -48,22 +48,7 @@ impl Server {
     pub async fn clients(&self) -> Clients {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let project = format!("project-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let endpoint = format!("http://127.0.0.1:{}", self.port);
-        let credentials = || anonymous::Builder::new().build();
-        Clients {
-            topics: TopicAdmin::builder().with_endpoint(&endpoint).with_credentials(credentials()).build().await.expect("a client"),
-            subscriptions: SubscriptionAdmin::builder()
-                .with_endpoint(&endpoint)
-                .with_credentials(credentials())
-                .build()
-                .await
-                .expect("a client"),
-            subscriber: Subscriber::builder().with_endpoint(&endpoint).with_credentials(credentials()).build().await.expect("a client"),
-            topic: format!("projects/{project}/topics/orders"),
-            subscription: format!("projects/{project}/subscriptions/billing"),
-            project,
-            endpoint,
-        }
+        Clients::connect(&format!("http://127.0.0.1:{}", self.port), project).await
     }
 }
 
@@ -86,6 +71,25 @@ pub struct Clients {
 }
 
 impl Clients {
+    /// Clients of a server in a project of their own.
+    pub async fn connect(endpoint: &str, project: String) -> Self {
+        let credentials = || anonymous::Builder::new().build();
+        Self {
+            topics: TopicAdmin::builder().with_endpoint(endpoint).with_credentials(credentials()).build().await.expect("a client"),
+            subscriptions: SubscriptionAdmin::builder()
+                .with_endpoint(endpoint)
+                .with_credentials(credentials())
+                .build()
+                .await
+                .expect("a client"),
+            subscriber: Subscriber::builder().with_endpoint(endpoint).with_credentials(credentials()).build().await.expect("a client"),
+            topic: format!("projects/{project}/topics/orders"),
+            subscription: format!("projects/{project}/subscriptions/billing"),
+            project,
+            endpoint: endpoint.to_owned(),
+        }
+    }
+
     /// Creates the topic and the subscription.
     pub async fn pair(&self, set: impl FnOnce(Subscription) -> Subscription) {
         self.topics.create_topic().set_name(&self.topic).send().await.expect("a topic");
