@@ -1,6 +1,7 @@
 //! What operators see: metrics, readiness and liveness, over plain HTTP on an address of their own.
 
 mod collect;
+mod console;
 mod exposition;
 mod families;
 mod process;

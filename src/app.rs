@@ -8,6 +8,7 @@ mod dispatch;
 mod exchange;
 mod health;
 pub mod healthcheck;
+pub mod import;
 pub mod keys;
 mod listen;
 pub mod logs;
@@ -80,6 +81,8 @@ pub enum Error {
     Unhealthy(String, String),
     #[error("inspect {0}")]
     Inspect(String),
+    #[error("import: {0}")]
+    Import(String),
     #[error("bench: {0}")]
     Bench(String),
     #[error("push: {0}")]

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Healthcheck(check) => with_settings(&arguments, |loaded| app::healthcheck::run(&check, &loaded.settings)),
         Command::Keys(command) => with_settings(&arguments, |loaded| app::keys::run(&command, &loaded.settings)),
         Command::Inspect(asked) => with_settings(&arguments, |loaded| app::cli::inspect(&asked, &loaded.settings)),
+        Command::Import(import) => Ok(app::import::run(&import)),
         Command::Bench(options) => Ok(app::cli::run_bench(&options)),
     };
     match done {

@@ -33,15 +33,17 @@ const OTHER: &str = "_other";
 
 /// A topic's numbers, or those of several that share a sample.
 pub struct TopicRow {
-    project: String,
-    id: String,
+    pub project: String,
+    pub id: String,
     pub meter: Arc<TopicMeter>,
 }
 
 /// A subscription's numbers, or those of several that share a sample.
 pub struct SubscriptionRow {
-    project: String,
-    id: String,
+    pub project: String,
+    pub id: String,
+    /// pull, push or detached; empty for several.
+    pub delivery: &'static str,
     pub meter: Arc<SubscriptionMeter>,
     pub stats: QueueStats,
     pub oldest_age_seconds: f64,
@@ -212,7 +214,7 @@ fn split(channel: &str) -> (String, String) {
 }
 
 /// Rows of topics, how many topics there are, and how many of them share the last row.
-async fn topic_rows(connector: &Connector) -> Result<(Vec<TopicRow>, usize, usize), Error> {
+pub async fn topic_rows(connector: &Connector) -> Result<(Vec<TopicRow>, usize, usize), Error> {
     let Meters { topics: meters, .. } = connector.meters();
     let channels = channels(connector, broker::Kind::Topic, "/topics/").await?;
     meters.retain(|channel| channels.contains(channel));
@@ -236,7 +238,7 @@ async fn topic_rows(connector: &Connector) -> Result<(Vec<TopicRow>, usize, usiz
 }
 
 /// The same of subscriptions. What the broker knows of those without a row of their own is summed up in the last one.
-async fn subscription_rows(connector: &Connector) -> Result<(Vec<SubscriptionRow>, usize, usize), Error> {
+pub async fn subscription_rows(connector: &Connector) -> Result<(Vec<SubscriptionRow>, usize, usize), Error> {
     let Meters { subscriptions: meters, .. } = connector.meters();
     let channels = channels(connector, broker::Kind::Subscription, "/subscriptions/").await?;
     meters.retain(|channel| channels.contains(channel));
@@ -246,13 +248,14 @@ async fn subscription_rows(connector: &Connector) -> Result<(Vec<SubscriptionRow
     let mut rest = SubscriptionRow {
         project: String::new(),
         id: OTHER.into(),
+        delivery: "",
         meter: meters.rest().clone(),
         stats: QueueStats::default(),
         oldest_age_seconds: 0.0,
     };
     let mut beyond = 0;
     let mut rows = Vec::new();
-    for (channel, stats) in found.into_iter().flatten() {
+    for (channel, delivery, stats) in found.into_iter().flatten() {
         let meter = meters.get(&channel.as_str().into());
         let age_ms = stats.oldest_unacked_ms.map_or(0, |published_ms| now_ms.saturating_sub(published_ms));
         let oldest_age_seconds = age_ms as f64 / 1000.0;
@@ -261,7 +264,7 @@ async fn subscription_rows(connector: &Connector) -> Result<(Vec<SubscriptionRow
             rest.include(&stats, oldest_age_seconds);
         } else {
             let (project, id) = split(&channel);
-            rows.push(SubscriptionRow { project, id, meter, stats, oldest_age_seconds });
+            rows.push(SubscriptionRow { project, id, delivery, meter, stats, oldest_age_seconds });
         }
     }
     rows.sort_by(|a, b| a.names().cmp(&b.names()));
@@ -289,10 +292,15 @@ impl SubscriptionRow {
 }
 
 /// The state of one queue; none when the subscription has gone meanwhile, or its state can't be had.
-async fn stats(connector: &Connector, channel: String) -> Option<(String, QueueStats)> {
+async fn stats(connector: &Connector, channel: String) -> Option<(String, &'static str, QueueStats)> {
     let (project, id) = channel.split_once('/')?;
     let name = crate::model::SubscriptionName::new(project, id).ok()?;
     let entry = connector.subscription(&name).await.ok()?;
     let subscription: &Subscription = &entry.subscription;
-    Some((channel, connector.broker().stats(&queue_ref(subscription)).await.ok()?))
+    let delivery = match subscription {
+        Subscription { detached: true, .. } => "detached",
+        Subscription { push_config, .. } if push_config.endpoint.is_empty() => "pull",
+        _ => "push",
+    };
+    Some((channel, delivery, connector.broker().stats(&queue_ref(subscription)).await.ok()?))
 }

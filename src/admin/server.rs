@@ -9,7 +9,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::TcpListener, sync::Semaphore};
 
-use super::{Admin, exposition};
+use super::{Admin, console::CONTENT_SECURITY_POLICY, exposition};
 
 /// Connections at a time: some scrapers, some probes, some people.
 const MAX_CONNECTIONS: usize = 64;
@@ -18,8 +18,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after a connection could not be taken, as when files run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
-const INDEX: &str = "Landline\n\n/metrics  for Prometheus\n/readyz   200 while the server serves, 503 otherwise\n/livez    200 while the process answers\n";
 
 type Answer = Response<Full<Bytes>>;
 
@@ -55,7 +55,7 @@ impl Admin {
             return text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET and HEAD.\n".into());
         }
         match request.uri().path() {
-            "/" => text(StatusCode::OK, TEXT, INDEX.into()),
+            "/" => page(self.page().await),
             "/metrics" => text(StatusCode::OK, exposition::CONTENT_TYPE, self.metrics().await),
             "/livez" => text(StatusCode::OK, TEXT, "Ok\n".into()),
             "/readyz" if (self.ready)().await => text(StatusCode::OK, TEXT, "Ok\n".into()),
@@ -65,10 +65,17 @@ impl Admin {
     }
 }
 
+fn page(html: String) -> Answer {
+    let mut answer = text(StatusCode::OK, HTML, html);
+    answer.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
+    answer
+}
+
 fn text(status: StatusCode, content_type: &'static str, body: String) -> Answer {
     let mut answer = Response::new(Full::new(Bytes::from(body)));
     *answer.status_mut() = status;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     answer
 }

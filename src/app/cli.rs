@@ -5,7 +5,7 @@ use std::{io::Write, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    app::Error,
+    app::{Error, import::Import},
     bench,
     broker::{BrokerError, redis},
     model::SubscriptionName,
@@ -44,6 +44,8 @@ pub enum Command {
     Keys(KeysCommand),
     /// Show what Redis holds of a subscription: counts, keys, leases and the oldest message
     Inspect(Inspect),
+    /// Turn lists that gcloud printed as JSON into a file for PRELOAD_FILE, and say what it can't carry
+    Import(Import),
     /// Put load on a server, this or another, and report what was measured as a line of JSON
     Bench(bench::Options),
 }

@@ -20,6 +20,7 @@ mod layers;
 mod licences;
 mod masks;
 mod metrics;
+mod migration;
 mod naming;
 mod nodes;
 mod ordering;
