@@ -20,6 +20,9 @@ use crate::{
 /// connection's receive buffer holds of the usual requests.
 const MAX_LAST_REQUESTS: usize = 10_000;
 
+/// Longest time the client gets to close its side after the end of a stream: several round trips, and short beside a drain.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// A subscription that changes without pause is looked up this often.
 const CHANGING_PAUSE: Duration = Duration::from_millis(50);
 
@@ -39,15 +42,31 @@ pub(super) struct Incoming {
 
 impl Incoming {
     /// Runs until the stream has to end, and tells the outgoing half. `gone` resolves when that half is no more.
-    pub async fn run<S>(self, first: StreamRequest, mut requests: Pin<Box<S>>, gone: oneshot::Receiver<()>)
+    pub async fn run<S>(self, first: StreamRequest, requests: Pin<Box<S>>, gone: oneshot::Receiver<()>)
     where
         S: Stream<Item = Result<StreamRequest, Error>>,
     {
+        let mut requests = Box::pin(requests.fuse());
         let end = match self.settle(first, true).await {
             Ok(()) => self.follow(&mut requests, gone).await,
             Err(error) => Err(error),
         };
         self.shared.end(end);
+        // A client that is gone has closed its side too.
+        let _ = tokio::time::timeout(LINGER, self.linger(&mut requests)).await;
+    }
+
+    /// Reads on until the client has closed its side, which it does when it hears of the end. To let go of the requests before
+    /// would reset the stream, and a proxy may pass the reset on before the status: clients then take the end for another.
+    async fn linger<S>(&self, requests: &mut Pin<Box<S>>)
+    where
+        S: Stream<Item = Result<StreamRequest, Error>>,
+    {
+        while let Some(Ok(request)) = requests.next().await {
+            if self.settle(request, false).await.is_err() {
+                return;
+            }
+        }
     }
 
     async fn follow<S>(&self, requests: &mut Pin<Box<S>>, mut gone: oneshot::Receiver<()>) -> Result<(), Error>
