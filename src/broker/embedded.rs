@@ -24,7 +24,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -47,6 +47,10 @@ use super::{
 
 /// Events a slow follower may fall behind by before it has to read everything again.
 const EVENT_BUFFER: usize = 1024;
+
+/// While the disk is behind, publishers wait rather than fail: this long at most, and this long between two attempts.
+const BEHIND_PATIENCE: Duration = Duration::from_secs(10);
+const BEHIND_PAUSE: Duration = Duration::from_millis(2);
 
 /// The embedded broker.
 pub struct Embedded {
@@ -201,6 +205,29 @@ impl Shared {
         self.timer.arm(state.next_due_ms());
     }
 
+    /// Appends messages and hands them to the topic's queues. Answers the log position that makes them last; none when
+    /// nobody would ever read them.
+    fn place(&self, route_version: u64, op: &mut Op, body: &[u8], lengths: &[u32]) -> Result<Option<u64>, BrokerError> {
+        let Op::Append { now_ms, topic, first_sequence, .. } = op else { unreachable!("only appends are placed") };
+        let topic = *topic;
+        let mut state = self.state.lock();
+        let log = state.topics.get(&topic).filter(|t| !t.closed).ok_or(BrokerError::Gone)?;
+        if log.route_version != route_version {
+            return Err(BrokerError::Stale);
+        }
+        if !log.is_wanted() {
+            return Ok(None);
+        }
+        *first_sequence = log.next_sequence();
+        let time_ms = state.tick(*now_ms);
+        *now_ms = time_ms;
+        let placed = self.log.append(AppendKind::Data, true, &encode(op)?, body, lengths)?;
+        let Op::Append { keys, filtered, .. } = op else { unreachable!("see above") };
+        let end = state.append(topic, keys, filtered, time_ms, &placed.bodies);
+        state.await_durable(placed.position, topic, end);
+        Ok(Some(placed.position))
+    }
+
     /// Appends a record without bodies.
     fn record(&self, op: &Op, sync: bool) -> Result<u64, BrokerError> {
         let header = encode(op)?;
@@ -318,24 +345,19 @@ impl Broker for Embedded {
         let filtered: Vec<_> =
             append.targets.into_iter().filter(|t| !t.filtered.is_empty()).map(|t| (t.queue.incarnation, t.filtered)).collect();
         let appended = Appended { message_ids: (first_id..first_id + count).collect(), publish_time_ms };
-        let position = {
-            let mut state = shared.state.lock();
-            let topic = append.topic.incarnation;
-            let log = state.topics.get(&topic).filter(|t| !t.closed).ok_or(BrokerError::Gone)?;
-            if log.route_version != append.route_version {
-                return Err(BrokerError::Stale);
+        let topic = append.topic.incarnation;
+        let mut op = Op::Append { now_ms: publish_time_ms, topic, first_id, first_sequence: 0, keys, filtered };
+        let until = Instant::now() + BEHIND_PATIENCE;
+        let position = loop {
+            match shared.place(append.route_version, &mut op, &body, &lengths) {
+                Ok(Some(position)) => break position,
+                Ok(None) => return Ok(appended),
+                Err(BrokerError::Unavailable(_)) if shared.log.is_behind() && Instant::now() < until => {
+                    tokio::time::sleep(BEHIND_PAUSE).await;
+                    shared.open()?;
+                }
+                Err(error) => return Err(error),
             }
-            if !log.is_wanted() {
-                return Ok(appended);
-            }
-            let now_ms = state.tick(publish_time_ms);
-            let first_sequence = state.topics.get(&topic).map_or(0, |log| log.next_sequence());
-            let op = Op::Append { now_ms, topic, first_id, first_sequence, keys, filtered };
-            let placed = shared.log.append(AppendKind::Data, true, &encode(&op)?, &body, &lengths)?;
-            let Op::Append { keys, filtered, .. } = op else { unreachable!("made above") };
-            let end = state.append(topic, &keys, &filtered, now_ms, &placed.bodies);
-            state.await_durable(placed.position, topic, end);
-            placed.position
         };
         shared.log.durable(position).await?;
         Ok(appended)

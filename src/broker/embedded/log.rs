@@ -199,6 +199,14 @@ impl Log {
         }
     }
 
+    /// Whether an append that was refused as unavailable will do in a moment: the disk is only slower than the publishers.
+    pub fn is_behind(&self) -> bool {
+        match &self.backend {
+            Backend::Memory(_) => false,
+            Backend::Disk(disk) => disk.is_behind(),
+        }
+    }
+
     /// Number of the segment that is being filled; every later append lies there or in a later one.
     pub fn current_segment(&self) -> u32 {
         match &self.backend {

@@ -112,14 +112,7 @@ impl Rig {
         let messages = messages.iter().map(|(text, key)| EncodedMessage::encode(text.as_bytes(), [], key)).collect();
         let route_version = self.broker.route(&self.topic).await.unwrap().version;
         let append = Append { topic: self.topic.clone(), messages, targets, route_version };
-        loop {
-            match self.broker.append(append.clone()).await {
-                Ok(appended) => return appended.message_ids,
-                // With segments this small the next one is not always there in time; clients repeat such a call.
-                Err(BrokerError::Unavailable(_)) => tokio::task::yield_now().await,
-                Err(error) => panic!("{error}"),
-            }
-        }
+        self.broker.append(append).await.unwrap().message_ids
     }
 
     /// Empties segments with at most `sparse` needed bytes, as a checkpoint does, and takes the checkpoint that lets go of

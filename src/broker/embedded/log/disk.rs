@@ -158,6 +158,10 @@ impl Disk {
         self.shared.head.lock().short_of_space()
     }
 
+    pub fn is_behind(&self) -> bool {
+        self.shared.head.lock().is_behind()
+    }
+
     pub fn current_segment(&self) -> u32 {
         self.shared.head.lock().segment.number
     }

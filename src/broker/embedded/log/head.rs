@@ -190,6 +190,11 @@ impl Head {
         if size > room || room - size < self.segment.capacity / share { Err(self.no_room()) } else { Ok(()) }
     }
 
+    /// Whether the log is well and there is room on the disk.
+    pub fn is_behind(&self) -> bool {
+        self.health == Health::Good && !self.closing && !self.short_of_space()
+    }
+
     /// Whether messages are refused for want of space, or soon will be.
     pub fn short_of_space(&self) -> bool {
         matches!(self.spare, Spare::Failed(_))
