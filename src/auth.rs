@@ -1,6 +1,6 @@
 //! Authentication and authorization: token or certificate -> caller -> permission.
 //!
-//! Credentials come from keys that Landline issues ([`keys`]), identity providers ([`oidc`]) and client certificates. The
+//! Credentials come from keys that Landline issues ([`keys`]), identity providers (`oidc`) and client certificates. The
 //! transport authenticates a request before it reads the body; the API asks [`Guard`] for each permission a call needs.
 
 mod caller;

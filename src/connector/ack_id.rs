@@ -18,7 +18,7 @@
 //! cluster's secret, the whole channel name, the whole incarnation and the node's hash: the short hashes are only hints
 //! for a precise error, and a collision of them settles nothing.
 //!
-//! The first [`HEAD_BYTES`] of the JSON are the same for everything one node delivers from one subscription. They are a
+//! The first `HEAD_BYTES` of the JSON are the same for everything one node delivers from one subscription. They are a
 //! multiple of three, so their base64 is prepared once, and reading an own id is a comparison plus the rest.
 
 use std::hash::Hasher;

@@ -1,6 +1,6 @@
 //! StreamingPull: one session for each stream.
 //!
-//! A stream has two halves that share [`Shared`]. The incoming half is a task: it settles what the client sends, follows
+//! A stream has two halves that share `Shared`. The incoming half is a task: it settles what the client sends, follows
 //! the subscription's settings and decides when the stream ends. The outgoing half runs only when the transport asks for
 //! the next response, so a client that does not read holds no more than one response.
 
