@@ -23,7 +23,7 @@ use crate::{
         Append, Broker, Change, Effect, Expect, Kind, QueueConfig, Target, TopicConfig,
         embedded::{Clock, Embedded},
     },
-    model::{EncodedMessage, ExpirationPolicy, PushConfig, Subscription, SubscriptionName, Topic, TopicName},
+    model::{EncodedMessage, Subscription, SubscriptionName, Topic, TopicName},
 };
 
 const START_MS: u64 = 1_700_000_000_000;
@@ -93,25 +93,8 @@ impl Rig {
     pub async fn subscription_on(&self, id: &str, topic: &str, adjust: impl FnOnce(&mut Subscription)) -> SubscriptionName {
         let name = SubscriptionName::new("p1", id).unwrap();
         let topic = self.connector.topic(&TopicName::new("p1", topic).unwrap()).await.unwrap();
-        let mut subscription = Subscription {
-            name: name.clone(),
-            incarnation: rand::random(),
-            topic: topic.topic.name.clone(),
-            topic_incarnation: topic.topic.incarnation,
-            push_config: PushConfig::default(),
-            ack_deadline_seconds: 10,
-            retain_acked_messages: false,
-            message_retention_ms: 7 * 86_400_000,
-            labels: Default::default(),
-            enable_message_ordering: false,
-            expiration_policy: ExpirationPolicy::Never,
-            filter: String::new(),
-            dead_letter_policy: None,
-            retry_policy: None,
-            detached: false,
-            enable_exactly_once_delivery: false,
-            message_transforms: Vec::new(),
-        };
+        let topic = &topic.topic;
+        let mut subscription = Subscription::plain(name.clone(), rand::random(), topic.name.clone(), topic.incarnation);
         adjust(&mut subscription);
         self.write(&subscription).await;
         name

@@ -277,24 +277,15 @@ mod tests {
     use crate::model::{DeadLetterPolicy, RetryPolicy};
 
     fn subscription() -> Subscription {
+        let name = SubscriptionName::parse("projects/p1/subscriptions/s11").unwrap();
+        let topic = TopicName::parse("projects/p2/topics/t11").unwrap();
         Subscription {
-            name: SubscriptionName::parse("projects/p1/subscriptions/s11").unwrap(),
-            incarnation: 7,
-            topic: TopicName::parse("projects/p2/topics/t11").unwrap(),
-            topic_incarnation: 8,
-            push_config: PushConfig::default(),
-            ack_deadline_seconds: 10,
             retain_acked_messages: true,
             message_retention_ms: 600_000,
-            labels: Labels::new(),
             enable_message_ordering: true,
-            expiration_policy: ExpirationPolicy::Never,
-            filter: String::new(),
-            dead_letter_policy: None,
             retry_policy: Some(RetryPolicy { minimum_backoff_ms: 1, maximum_backoff_ms: 2 }),
-            detached: false,
             enable_exactly_once_delivery: true,
-            message_transforms: Vec::new(),
+            ..Subscription::plain(name, 7, topic, 8)
         }
     }
 

@@ -117,6 +117,32 @@ pub struct Subscription {
     pub message_transforms: Vec<MessageTransform>,
 }
 
+#[cfg(test)]
+impl Subscription {
+    /// One with every default.
+    pub fn plain(name: SubscriptionName, incarnation: u64, topic: TopicName, topic_incarnation: u64) -> Self {
+        Self {
+            name,
+            incarnation,
+            topic,
+            topic_incarnation,
+            push_config: PushConfig::default(),
+            ack_deadline_seconds: 10,
+            retain_acked_messages: false,
+            message_retention_ms: 7 * 86_400_000,
+            labels: Labels::new(),
+            enable_message_ordering: false,
+            expiration_policy: ExpirationPolicy::Never,
+            filter: String::new(),
+            dead_letter_policy: None,
+            retry_policy: None,
+            detached: false,
+            enable_exactly_once_delivery: false,
+            message_transforms: Vec::new(),
+        }
+    }
+}
+
 /// How messages are pushed; an empty endpoint means pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PushConfig {

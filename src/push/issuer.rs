@@ -149,30 +149,13 @@ mod tests {
     use super::*;
     use crate::{
         broker::embedded::Embedded,
-        model::{ExpirationPolicy, OidcToken, PushConfig, SubscriptionName, TopicName},
+        model::{OidcToken, PushConfig, SubscriptionName, TopicName},
     };
 
     fn subscription(token: Option<OidcToken>) -> Subscription {
         let push_config = PushConfig { endpoint: "https://a/push?x".into(), oidc_token: token, ..PushConfig::default() };
-        Subscription {
-            name: SubscriptionName::new("p1", "sub").unwrap(),
-            incarnation: 1,
-            topic: TopicName::new("p1", "topic").unwrap(),
-            topic_incarnation: 1,
-            push_config,
-            ack_deadline_seconds: 10,
-            retain_acked_messages: false,
-            message_retention_ms: 0,
-            labels: Default::default(),
-            enable_message_ordering: false,
-            expiration_policy: ExpirationPolicy::Never,
-            filter: String::new(),
-            dead_letter_policy: None,
-            retry_policy: None,
-            detached: false,
-            enable_exactly_once_delivery: false,
-            message_transforms: Vec::new(),
-        }
+        let (name, topic) = (SubscriptionName::new("p1", "sub").unwrap(), TopicName::new("p1", "topic").unwrap());
+        Subscription { push_config, ..Subscription::plain(name, 1, topic, 1) }
     }
 
     async fn issuer() -> Issuer {
