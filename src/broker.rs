@@ -21,6 +21,8 @@ use crate::model::{EncodedMessage, RetryPolicy, meter::HistogramView};
 
 pub mod embedded;
 pub mod redis;
+#[cfg(test)]
+pub mod rig;
 
 // ---------------------------------------------------------------------------------------------------------------- errors
 

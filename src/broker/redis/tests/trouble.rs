@@ -294,10 +294,7 @@ async fn an_expiry_is_noticed_within_a_quarter_second_without_any_call() {
     let server = Server::start(&[]);
     let broker = start(&server.url(0)).await.unwrap();
     let clock = Arc::new(AtomicU64::new(0));
-    let topic = TopicRef { channel: "p/topic".into(), incarnation: 1 };
-    let effect = Effect::OpenTopic(TopicConfig { topic: topic.clone(), retention_ms: None });
-    broker.change(change(Kind::Topic, "topic", Expect::Absent, true, effect)).await.unwrap();
-    let mut rig = Rig { broker, clock, topic, versions: HashMap::new() };
+    let mut rig = Rig::with_topic(broker, clock, None).await;
     let queue = rig.queue(1, |_| {}).await;
     rig.publish(&["m"]).await;
     let (first, second) = (rig.session(&queue), rig.session(&queue));
