@@ -2,17 +2,16 @@
 
 local TOPIC = '<I8I8I8I1I8I4I8'
 
-local function read_topic(key, header)
+-- With `lane`, what that lane's last publish got is read too.
+local function read_topic(key, header, lane)
     local set_ms, node = struct.unpack('<i8c4', header)
-    local stored = redis.call('HMGET', key, 'v', 's')
+    local stored = redis.call('HMGET', key, 'v', 's', lane and 'w:' .. lane or 'v')
     if not stored[2] then return nil, redis.error_reply('LLGONE no such topic') end
-    if tonumber(stored[1]) ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
-    local t = { key = key, node = node }
-    local closed
-    t.last_id, t.last_ms, t.version, closed, t.retention, t.snapshots, t.next_seq = struct.unpack(TOPIC, stored[2])
-    t.closed = closed == 1
-    t.now = clock(set_ms, t.last_ms)
-    return t
+    if stored[1] ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
+    local last_id, last_ms, version, closed, retention, snapshots, next_seq = struct.unpack(TOPIC, stored[2])
+    return { key = key, node = node, last_id = last_id, last_ms = last_ms, version = version, closed = closed == 1,
+        retention = retention, snapshots = snapshots, next_seq = next_seq, now = clock(set_ms, last_ms), id = 0, ms = 0,
+        logged = false, repeated = false, lane = stored[3] }
 end
 
 local function write_topic(t, ...)
@@ -22,9 +21,8 @@ end
 
 -- Takes a chunk into a queue. Its payload was written before.
 local function enqueue(q, e)
-    local key = payload_key(q, e.payload)
     if q.detached or (e.ms < q.floor and not q.retain) then
-        redis.call('UNLINK', key)
+        redis.call('UNLINK', payload_key(q, e.payload))
         return
     end
     e.before = q.total
@@ -46,11 +44,9 @@ end
 
 -- What a chunk is, as the caller sends it: payload id, count, bytes without the seals, flags, ordering keys.
 local function read_part(text)
-    local e = {}
-    local length, at
-    e.payload, e.n, e.raw, e.flags, length, at = struct.unpack('<c8I2I4I1I2', text)
-    e.keys = sub(text, at, at + length - 1)
-    return e
+    local payload, n, raw, flags, length, at = struct.unpack('<c8I2I4I1I2', text)
+    return { payload = payload, n = n, raw = raw, flags = flags, id = 0, ms = 0, bytes = 0, before = 0,
+        keys = length > 0 and sub(text, at, at + length - 1) or '' }
 end
 
 local function complete(e, id, ms)
@@ -80,18 +76,35 @@ local function log_chunk(t, e, left_out)
     trim_log(t, 20)
 end
 
+local LANE = '<I8I8I8I1'
+-- A publish is repeated within seconds, so that what a lane got is not needed after this.
+local LANE_MS = 3600000
+
+-- Forgets what nodes got that have not published for long: most of them are no more.
+local function forget_lanes(t)
+    local all, old = redis.call('HGETALL', t.key), {}
+    for at = 1, #all, 2 do
+        if sub(all[at], 1, 2) == 'w:' then
+            local _, _, ms = struct.unpack(LANE, all[at + 1])
+            if ms + LANE_MS < t.now then old[#old + 1] = all[at] end
+        end
+    end
+    if #old > 0 then bulk('HDEL', t.key, old) end
+end
+
 -- Gives ids and a publish time. Answers nil and an error, or the topic and what an earlier call of the same number got.
 local function start_publish(key, header, version, count, lane, number)
-    local t, err = read_topic(key, header)
+    local t, err = read_topic(key, header, lane)
     if not t then return nil, err end
     if t.closed then return nil, redis.error_reply('LLGONE the topic is closed') end
-    local earlier = redis.call('HGET', key .. ':w', lane)
-    if earlier then
-        local last, id, ms, logged = struct.unpack('<I8I8I8I1', earlier)
+    if t.lane then
+        local last, id, ms, logged = struct.unpack(LANE, t.lane)
         if last == number then
             t.id, t.ms, t.repeated, t.logged = id, ms, true, logged == 1
             return t
         end
+    else
+        forget_lanes(t)
     end
     if t.version ~= version then return nil, redis.error_reply('LLSTALE route') end
     local micros = t.now * 1000
@@ -100,8 +113,12 @@ local function start_publish(key, header, version, count, lane, number)
     t.ms = t.now
     t.last_ms = t.now
     t.logged = t.retention > 0 or t.snapshots > 0
-    redis.call('HSET', key .. ':w', lane, struct.pack('<I8I8I8I1', number, t.id, t.ms, t.logged and 1 or 0))
     return t
+end
+
+-- Writes the topic after a publish.
+local function end_publish(t, lane, number)
+    write_topic(t, 'w:' .. lane, struct.pack(LANE, number, t.id, t.ms, t.logged and 1 or 0))
 end
 
 -- Everything of one publish where all keys are on one server.
@@ -133,11 +150,11 @@ local function publish(keys, args)
     complete(whole, t.id, t.ms)
     local copied = 0
     for at = 2, #keys do
-        local q = open_at(keys[at], args[1])
+        local q = open_at(keys[at], args[1], t.now)
         local part = args[7 + at]
         if q and part ~= '-' then
             local e = part == '' and { payload = whole.payload, n = whole.n, bytes = whole.bytes, flags = whole.flags,
-                keys = whole.keys, id = t.id, ms = t.ms } or read_part(part)
+                keys = whole.keys, id = t.id, ms = t.ms, before = 0 } or read_part(part)
             if part == '' then
                 copied = copied + 1
                 local last = copied == tonumber(args[8]) and not t.logged
@@ -147,8 +164,7 @@ local function publish(keys, args)
             end
             if e.keys ~= '' and not q.ordered then e.keys = '' end
             enqueue(q, e)
-            local head = finish(q, false)
-            answer[#answer + 1] = head
+            answer[#answer + 1] = (finish(q, false))
         else
             answer[#answer + 1] = ''
         end
@@ -156,17 +172,17 @@ local function publish(keys, args)
     if t.logged then
         log_chunk(t, whole, args[7])
     else
-        redis.call('UNLINK', source)
+        if copied == 0 then redis.call('UNLINK', source) end
     end
-    write_topic(t)
+    end_publish(t, args[4], tonumber(args[5]))
     return answer
 end
 
 -- What a publish got whose answer was lost, or nothing when it did not happen. args: header, lane, number
 local function published(keys, args)
-    local earlier = redis.call('HGET', keys[1] .. ':w', args[2])
+    local earlier = redis.call('HGET', keys[1], 'w:' .. args[2])
     if not earlier then return '' end
-    local last, id, ms = struct.unpack('<I8I8I8', earlier)
+    local last, id, ms = struct.unpack(LANE, earlier)
     return last == tonumber(args[3]) and struct.pack('<I8I8I8', id, ms, ms) or ''
 end
 register('landline_published', published, 'no-writes')
@@ -175,7 +191,7 @@ register('landline_published', published, 'no-writes')
 local function begin_publish(keys, args)
     local t, err = start_publish(keys[1], args[1], tonumber(args[2]), tonumber(args[3]), args[4], tonumber(args[5]))
     if not t then return err end
-    if not t.repeated then write_topic(t) end
+    if not t.repeated then end_publish(t, args[4], tonumber(args[5])) end
     return { struct.pack('<I8I8I8I1', t.id, t.ms, t.now, t.logged and 1 or 0) }
 end
 

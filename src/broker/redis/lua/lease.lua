@@ -4,7 +4,7 @@
 local function seal_bytes(e)
     local nanos = e.ms % 1000 * 1000000
     local length = nanos < 128 and 1 or nanos < 16384 and 2 or nanos < 2097152 and 3 or nanos < 268435456 and 4 or 5
-    return 2 + #string.format('%.0f', e.id) + 4 + 5 + length
+    return 2 + #text_of(e.id) + 4 + 5 + length
 end
 
 -- End offsets of the messages `lo` to `hi`, with the end of the one before at `lo - 1`.
@@ -25,7 +25,7 @@ end
 local function pick_of(pick, c, chunk)
     local part = pick.parts[c]
     if not part then
-        part = { chunk = chunk, lo = 65535, hi = -1, count = 0, marks = nil, redelivered = '' }
+        part = { chunk = chunk, lo = 65535, hi = -1, count = 0, marks = nil, marked = false, retried = false, redelivered = '' }
         pick.parts[c] = part
         pick.order[#pick.order + 1] = c
     end
@@ -85,7 +85,7 @@ local function lease_line(q, pick, k)
         taken[#taken + 1] = place
         if chunk then
             chunk.touched = true
-            key_start(q, k, pick.session, c)
+            key_start(get_key(q, k), pick.session, c, 1)
             give(q, pick, c, chunk, index)
         end
     end
@@ -149,31 +149,68 @@ local function fit(q, pick, e, lo)
     return count, bytes
 end
 
+local function park(q, k, key, c, index)
+    local list = q.to_park[k] or {}
+    list[#list + 1] = c + index
+    list[#list + 1] = struct.pack(PLACE, c, index)
+    q.to_park[k] = list
+    key.line = key.line + 1
+    key_changed(q, k, key)
+end
+
+-- Whether the session may have messages of the key that the cursor meets.
+local function is_open(key, session)
+    return key.line == 0 and key.blocked == 0 and (key.owner == session or key.owner == ZERO)
+end
+
+-- Whether the session may have this message; if its key is another's, it is parked.
+local function admit(q, pick, c, chunk, index, mask)
+    if mask and has(mask, index) then return false end
+    local k = key_of(q, chunk, index)
+    if not k then return true end
+    local key = get_key(q, k)
+    if is_open(key, pick.session) then
+        key_start(key, pick.session, c, 1)
+        return true
+    end
+    park(q, k, key, c, index)
+    return false
+end
+
 local function lease_entry_keyed(q, pick, e, chunk, lo, mask)
-    for index = lo, e.n - 1 do
-        if not wants(pick) then return index end
-        if not (mask and has(mask, index)) then
-            local k = key_of(q, chunk, index)
-            if not k then
-                give(q, pick, e.c, chunk, index)
-            else
-                local key = get_key(q, k)
-                local open = key.line == 0 and key.blocked == 0 and (key.owner == pick.session or key.owner == ZERO)
-                if open then
-                    key_start(q, k, pick.session, e.c)
-                    give(q, pick, e.c, chunk, index)
-                else
-                    local list = q.to_park[k] or {}
-                    list[#list + 1] = e.c + index
-                    list[#list + 1] = struct.pack(PLACE, e.c, index)
-                    q.to_park[k] = list
-                    key.line = key.line + 1
-                    key_changed(q, k, key)
-                end
-            end
+    local c = e.c
+    if q.ordered and e.keys ~= '' then load_keys(q, chunk, lo, min(lo + pick.left, e.n) - 1) end
+    if pick.max_bytes - pick.bytes <= chunk.bytes then
+        -- The byte budget may end within the entry, so that each message has to be looked up.
+        for index = lo, e.n - 1 do
+            if not wants(pick) then return index end
+            if admit(q, pick, c, chunk, index, mask) then give(q, pick, c, chunk, index) end
+        end
+        return e.n
+    end
+    local share = chunk.bytes / chunk.n
+    if not mask and q.ordered and #e.keys == 8 then
+        local key = get_key(q, e.keys)
+        if is_open(key, pick.session) then
+            local count = min(pick.left, e.n - lo)
+            key_start(key, pick.session, c, count)
+            give_range(pick, c, chunk, lo, lo + count - 1, share * count)
+            return lo + count
         end
     end
-    return e.n
+    local index, left, first = lo, pick.left, nil
+    while index < e.n and left > 0 do
+        if admit(q, pick, c, chunk, index, mask) then
+            first = first or index
+            left = left - 1
+        elseif first then
+            give_range(pick, c, chunk, first, index - 1, share * (index - first))
+            first = nil
+        end
+        index = index + 1
+    end
+    if first then give_range(pick, c, chunk, first, index - 1, share * (index - first)) end
+    return index
 end
 
 local function lease_entry(q, pick, e)
@@ -182,8 +219,7 @@ local function lease_entry(q, pick, e)
     local mask = mask_of(q, e.c)
     if not chunk then
         chunk = chunk_of(e)
-        chunk.fresh = true
-        chunk.unacked = unmasked(e, mask)
+        if mask then chunk.unacked = unmasked(e, mask) end
         q.chunks[e.c] = chunk
     end
     if chunk.unacked == 0 then
@@ -198,7 +234,10 @@ local function lease_entry(q, pick, e)
 end
 
 local function lease_fresh(q, pick)
-    local batch = min(pick.left, 8)
+    if not wants(pick) or q.cur >= q.next_seq then return end
+    -- About as many entries as the messages wanted are in, because those read in vain cost as much.
+    local entries = redis.call('XLEN', q.key .. ':cx')
+    local batch = max(min(ceil(pick.left * entries / max(q.stored, 1)), pick.left, 100), 1)
     while wants(pick) and q.cur < q.next_seq do
         local rows = redis.call('XRANGE', q.key .. ':cx', q.cur, '+', 'COUNT', batch)
         for _, row in ipairs(rows) do

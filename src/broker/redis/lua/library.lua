@@ -7,7 +7,7 @@
 --   * message payloads never pass through here;
 --   * numbers are doubles: everything stays below 2^53; opaque ids are strings of 8 bytes.
 
-local FORMAT = 1
+local FORMAT = '1'
 local INFINITE = 9007199254740991
 -- An acknowledgement of a redelivered message is remembered this long, because clients repeat one for up to 10 minutes.
 local SETTLED_MS = 600000
@@ -25,6 +25,8 @@ local ZERO, NONE
 local floor, ceil, min, max, byte, sub, char, concat
 -- Bits of a byte: how many are set, the lowest and the highest.
 local POP, LOW, HIGH = {}, {}, {}
+-- The two hexadecimal digits of a byte.
+local HEX = {}
 
 local function set_up()
     floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
@@ -42,6 +44,7 @@ local function set_up()
             at = at + 1
         end
         POP[value] = count
+        HEX[value] = string.format('%02x', value)
     end
 end
 
@@ -66,8 +69,16 @@ local function bulk(command, key, list)
     end
 end
 
+-- Of 4 or 8 bytes.
 local function hex(text)
-    return (string.gsub(text, '.', function(c) return string.format('%02x', byte(c)) end))
+    local a, b, c, d, e, f, g, h = byte(text, 1, 8)
+    local head = HEX[a] .. HEX[b] .. HEX[c] .. HEX[d]
+    return e and head .. HEX[e] .. HEX[f] .. HEX[g] .. HEX[h] or head
+end
+
+-- Redis writes numbers with 17 digits of precision, which takes long. Whole numbers need less.
+local function text_of(number)
+    return string.format('%d', number)
 end
 
 -- The time. `set` is 0, or a test's own time.
@@ -163,13 +174,14 @@ local function has(set, index)
 end
 
 local function pack_set(set)
-    local bm = set.bm or ''
+    local bm = set.bm
+    if not bm then return struct.pack('<I2I2I2', set.lo, set.hi, 0) end
     return struct.pack('<I2I2I2', set.lo, set.hi, #bm) .. bm
 end
 
 local function unpack_set(text, at)
     local lo, hi, length, next = struct.unpack('<I2I2I2', text, at)
-    local set = { lo = lo, hi = hi, count = hi - lo + 1 }
+    local set = { lo = lo, hi = hi, count = hi - lo + 1, bm = nil }
     if length > 0 then
         set.bm = sub(text, next, next + length - 1)
         set.count = 0

@@ -22,7 +22,10 @@ local function close_topic(keys, args)
     t.version = t.version + 1
     t.retention = 0
     write_topic(t)
-    redis.call('DEL', t.key .. ':rt', t.key .. ':w')
+    redis.call('DEL', t.key .. ':rt')
+    for _, field in ipairs(redis.call('HKEYS', t.key)) do
+        if sub(field, 1, 2) == 'w:' then redis.call('HDEL', t.key, field) end
+    end
     return 'OK'
 end
 
@@ -82,10 +85,8 @@ local function open_queue(keys, args)
     if not q then
         if redis.call('EXISTS', keys[1]) == 1 then return err end
         local now = clock(set_ms)
-        q = { key = keys[1], node = node, now = now, last = now, next_seq = 1, cur = 1, skip = 0, lease = now * 1000, barrier = 0,
-            floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0, total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0,
-            redelivered = 0, holes = 0, masked = 0, pinned = 0, trim = 0, used = now }
-        fresh_tables(q)
+        q = fresh_queue(keys[1], node, 0)
+        q.now, q.last, q.lease, q.used = now, now, now * 1000, now
         redis.call('HSET', keys[1], 'v', FORMAT, 'c', config, 't', args[9], 'n', args[10])
         read_config(q, config)
         return { finish(q, false) }
@@ -170,7 +171,7 @@ local function trim(keys, args)
     local t = read_topic(keys[1], args[1])
     if not t then return 0 end
     if trim_log(t, 500) then return 1 end
-    if t.closed and t.snapshots == 0 then redis.call('UNLINK', t.key, t.key .. ':cx', t.key .. ':sns', t.key .. ':w') end
+    if t.closed and t.snapshots == 0 then redis.call('UNLINK', t.key, t.key .. ':cx', t.key .. ':sns') end
     return 0
 end
 register('landline_trim', trim, 'allow-oom')

@@ -3,43 +3,95 @@
 -- parked in the key's line. A failed delivery brings the key's later outstanding messages back behind the failed one.
 
 local KEY = '<c8I8c8I4I4'
+-- Redis keeps a hash of short values as a list, which it searches from its beginning. Values of this length make it a table.
+local KEY_BYTES = 65
+
+-- `out` names the chunks with outstanding messages of the key: sequence, count, sequence, count and so on, ascending.
+local function fresh_key()
+    return { owner = ZERO, blocked = 0, offered = NONE, line = 0, out = {}, count = 0, stored = false, dirty = false }
+end
+
+local function read_key(text)
+    local owner, blocked, offered, line, n, at = struct.unpack(KEY, text)
+    local out, count = {}, 0
+    for i = 1, n * 2, 2 do
+        out[i], out[i + 1], at = struct.unpack('<I8I4', text, at)
+        count = count + out[i + 1]
+    end
+    return { owner = owner, blocked = blocked, offered = offered, line = line, out = out, count = count, stored = true,
+        dirty = false }
+end
 
 local function get_key(q, k)
     local key = q.keys[k]
     if key then return key end
     local text = redis.call('HGET', q.key .. ':ky', k)
-    key = { owner = ZERO, blocked = 0, offered = NONE, line = 0, out = {}, count = 0 }
-    if text then
-        local n, at
-        key.owner, key.blocked, key.offered, key.line, n, at = struct.unpack(KEY, text)
-        for i = 1, n do
-            local c, count
-            c, count, at = struct.unpack('<I8I4', text, at)
-            key.out[i] = { c, count }
-            key.count = key.count + count
-        end
-        key.stored = true
-    end
+    key = text and read_key(text) or fresh_key()
     q.keys[k] = key
     return key
 end
 
+-- Reads the keys of a chunk's messages `lo` to `hi` in one go.
+local function load_keys(q, chunk, lo, hi)
+    local keys, missing = q.keys, {}
+    if #chunk.keys == 8 then
+        get_key(q, chunk.keys)
+        return
+    end
+    local seen, list = {}, 0
+    for at = lo * 8 + 1, hi * 8 + 1, 8 do
+        local k = sub(chunk.keys, at, at + 7)
+        if not keys[k] and not seen[k] and k ~= ZERO then
+            seen[k] = true
+            list = list + 1
+            missing[list] = k
+        end
+    end
+    for from = 1, list, 1000 do
+        local last = min(from + 999, list)
+        local texts = redis.call('HMGET', q.key .. ':ky', unpack(missing, from, last))
+        for at, text in ipairs(texts) do keys[missing[from + at - 1]] = text and read_key(text) or fresh_key() end
+    end
+end
+
+local function pack_key(key)
+    local out = key.out
+    local text = struct.pack(KEY, key.owner, key.blocked, key.offered, key.line, #out / 2)
+    if #out == 2 then
+        text = text .. struct.pack('<I8I4', out[1], out[2])
+    else
+        local parts = { text }
+        for at = 1, #out, 2 do parts[#parts + 1] = struct.pack('<I8I4', out[at], out[at + 1]) end
+        text = concat(parts)
+    end
+    return #text < KEY_BYTES and text .. string.rep('\0', KEY_BYTES - #text) or text
+end
+
 local function flush_keys(q)
+    if not next(q.keys) then return end
     local put, gone = {}, {}
+    local at, session, c, count, text = 0, nil, nil, nil, nil
     for k, key in pairs(q.keys) do
         if key.dirty then
             if key.count == 0 and key.line == 0 then
                 if key.stored then gone[#gone + 1] = k end
             else
-                local parts = { struct.pack(KEY, key.owner, key.blocked, key.offered, key.line, #key.out) }
-                for i, out in ipairs(key.out) do parts[i + 1] = struct.pack('<I8I4', out[1], out[2]) end
-                put[#put + 1] = k
-                put[#put + 1] = concat(parts)
+                local out = key.out
+                local simple = #out == 2 and key.line == 0 and key.blocked == 0 and key.offered == NONE
+                -- Most keys of a chunk are alike.
+                if not simple then
+                    text, c = pack_key(key), nil
+                elseif c ~= out[1] or count ~= out[2] or session ~= key.owner then
+                    text, c, count, session = pack_key(key), out[1], out[2], key.owner
+                end
+                put[at + 1] = k
+                put[at + 2] = text
+                at = at + 2
             end
         end
     end
-    bulk('HSET', q.key .. ':ky', put)
-    bulk('HDEL', q.key .. ':ky', gone)
+    if at > 0 then bulk('HSET', q.key .. ':ky', put) end
+    if #gone > 0 then bulk('HDEL', q.key .. ':ky', gone) end
     q.keys = {}
 end
 
@@ -70,33 +122,33 @@ local function key_changed(q, k, key)
     end
 end
 
-local function key_start(q, k, session, c)
-    local key = get_key(q, k)
+-- `count` messages of chunk `c` go to the session.
+local function key_start(key, session, c, count)
     key.dirty = true
     key.owner = session
-    key.count = key.count + 1
+    key.count = key.count + count
     local out = key.out
-    local last = out[#out]
-    if last and last[1] == c then
-        last[2] = last[2] + 1
-        return
-    end
-    local at = #out
-    while at > 0 and out[at][1] > c do at = at - 1 end
-    if at > 0 and out[at][1] == c then
-        out[at][2] = out[at][2] + 1
+    local at = #out - 1
+    while at > 0 and out[at] > c do at = at - 2 end
+    if at > 0 and out[at] == c then
+        out[at + 1] = out[at + 1] + count
     else
-        table.insert(out, at + 1, { c, 1 })
+        table.insert(out, at + 2, count)
+        table.insert(out, at + 2, c)
     end
 end
 
-local function key_left(q, key, c)
+local function key_left(key, c, count)
     key.dirty = true
-    for at, out in ipairs(key.out) do
-        if out[1] == c then
-            out[2] = out[2] - 1
-            key.count = key.count - 1
-            if out[2] == 0 then table.remove(key.out, at) end
+    local out = key.out
+    for at = 1, #out, 2 do
+        if out[at] == c then
+            out[at + 1] = out[at + 1] - count
+            key.count = key.count - count
+            if out[at + 1] == 0 then
+                table.remove(out, at)
+                table.remove(out, at)
+            end
             return
         end
     end
@@ -104,8 +156,36 @@ end
 
 local function key_settled(q, k, c)
     local key = get_key(q, k)
-    key_left(q, key, c)
+    key_left(key, c, 1)
     key_changed(q, k, key)
+end
+
+-- The same for a set of a chunk's messages.
+local function keys_settled(q, c, chunk, set)
+    if not q.ordered or chunk.keys == '' then return end
+    if #chunk.keys == 8 then
+        local key = get_key(q, chunk.keys)
+        key_left(key, c, set.count)
+        key_changed(q, chunk.keys, key)
+        return
+    end
+    load_keys(q, chunk, set.lo, set.hi)
+    local counts, list = {}, {}
+    each(set, function(index)
+        local k = sub(chunk.keys, index * 8 + 1, index * 8 + 8)
+        local count = counts[k]
+        if count then
+            counts[k] = count + 1
+        elseif k ~= ZERO then
+            counts[k] = 1
+            list[#list + 1] = k
+        end
+    end)
+    for _, k in ipairs(list) do
+        local key = q.keys[k]
+        key_left(key, c, counts[k])
+        key_changed(q, k, key)
+    end
 end
 
 local function to_line(q, k, key, c, index)
@@ -123,13 +203,13 @@ end
 -- Takes every later outstanding message of the key back into the line. Those whose lease ended by `at` failed too.
 local function bring_back(q, chunk, c, index, k, at, blocked_until)
     local key = get_key(q, k)
-    key_left(q, key, c)
+    key_left(key, c, 1)
     to_line(q, k, key, c, index)
     need_retry(q, c, index).place = 'N'
     local seq = c + index
     local list = {}
-    for _, out in ipairs(key.out) do
-        if out[1] >= c then list[#list + 1] = out[1] end
+    for i = 1, #key.out, 2 do
+        if key.out[i] >= c then list[#list + 1] = key.out[i] end
     end
     for _, later in ipairs(list) do
         local other = get_chunk(q, later)
@@ -155,7 +235,7 @@ local function bring_back(q, chunk, c, index, k, at, blocked_until)
                         retry.failures = retry.failures + 1
                         if q.max_attempts > 0 then retry.counted = retry.counted + 1 end
                     end
-                    key_left(q, key, later)
+                    key_left(key, later, 1)
                     to_line(q, k, key, later, i)
                 end)
             end

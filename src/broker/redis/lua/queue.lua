@@ -13,9 +13,9 @@ local function pack_config(ordered, once, retry_min, retry_max, attempts, retent
 end
 
 local function read_config(q, text)
-    local ordered, once
-    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, q.retain, q.detached = struct.unpack(CONFIG, text)
-    q.ordered, q.once, q.retain, q.detached = ordered == 1, once == 1, q.retain == 1, q.detached == 1
+    local ordered, once, retain, detached
+    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, retain, detached = struct.unpack(CONFIG, text)
+    q.ordered, q.once, q.retain, q.detached = ordered == 1, once == 1, retain == 1, detached == 1
 end
 
 local function read_state(q, text)
@@ -24,60 +24,65 @@ local function read_state(q, text)
         struct.unpack(QUEUE, text)
 end
 
+-- A queue's table with room for all its fields, because a table that grows field by field is costly.
+local function fresh_queue(key, node, seen)
+    return {
+        key = key, node = node, seen = seen, now = 0, wakes = 0, dead = false, available = false,
+        ordered = false, once = false, retry_min = 0, retry_max = 0, max_attempts = 0, retention = 0, retain = false,
+        detached = false,
+        next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,
+        total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0, redelivered = 0, holes = 0, masked = 0, pinned = 0,
+        trim = 0, last = 0, used = 0,
+        chunks = {}, retries = {}, keys = {}, ended = {}, remote = {}, owners = {},
+        to_front = {}, to_back = {}, to_free = {}, to_owned = {}, to_park = {},
+    }
+end
+
 local function pack_state(q)
     return struct.pack(QUEUE, q.next_seq, q.cur, q.skip, q.lease, q.barrier, q.floor, q.unacked, q.bytes, q.stored, q.out,
         q.total, q.op, q.due, q.told, q.waiting, q.redelivered, q.holes, q.masked, q.pinned, q.trim, q.last, q.used)
 end
 
-local function fresh_tables(q)
-    q.chunks, q.retries, q.keys = {}, {}, {}
-    q.ended, q.remote, q.owners = {}, {}, {}
-    q.to_front, q.to_back, q.to_free, q.to_owned, q.to_park = {}, {}, {}, {}, {}
-    q.wakes = 0
-end
-
--- Reads the queue named by `key`. Answers nil and an error when there is none or its form is not ours.
-local function open_at(key, header)
+-- Reads the queue named by `key`. Answers nil and an error when there is none or its form is not ours. `now` is the time
+-- where the caller knows it.
+local function open_at(key, header, now)
     local set_ms, node, seen = struct.unpack('<i8c4I8', header)
     local stored = redis.call('HMGET', key, 'v', 'c', 's')
     if not stored[3] then return nil, redis.error_reply('LLGONE no such queue') end
-    if tonumber(stored[1]) ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
-    local q = { key = key, node = node, seen = seen }
+    if stored[1] ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
+    local q = fresh_queue(key, node, seen)
     read_config(q, stored[2])
     read_state(q, stored[3])
-    q.now = clock(set_ms, q.last)
+    q.now = now and max(now, q.last) or clock(set_ms, q.last)
     q.last = q.now
-    fresh_tables(q)
     return q
 end
 
 -- ---- chunks that were looked at
 
 local function read_chunk(text)
-    local chunk = {}
-    local length, at
-    chunk.payload, chunk.n, chunk.unacked, chunk.bytes, chunk.ms, chunk.id, chunk.flags, length, at = struct.unpack(CHUNK, text)
-    chunk.keys = sub(text, at, at + length - 1)
+    local payload, n, unacked, bytes, ms, id, flags, length, at = struct.unpack(CHUNK, text)
+    local keys = length > 0 and sub(text, at, at + length - 1) or ''
     at = at + length
     local leases, size = {}, #text
     while at <= size do
-        local lease = {}
-        local redelivered
-        lease.lease, lease.session, lease.at, lease.deadline, redelivered, at = struct.unpack(LEASE, text, at)
-        lease.redelivered = redelivered == 1
-        lease.set, at = unpack_set(text, at)
-        leases[#leases + 1] = lease
+        local number, session, from, deadline, redelivered, set
+        number, session, from, deadline, redelivered, at = struct.unpack(LEASE, text, at)
+        set, at = unpack_set(text, at)
+        leases[#leases + 1] = { lease = number, session = session, at = from, deadline = deadline,
+            redelivered = redelivered == 1, set = set }
     end
-    chunk.leases = leases
-    return chunk
+    return { payload = payload, n = n, unacked = unacked, bytes = bytes, ms = ms, id = id, flags = flags, keys = keys,
+        leases = leases, dirty = false, fresh = false, touched = false }
 end
 
 local function pack_chunk(chunk)
-    local parts = { struct.pack(CHUNK, chunk.payload, chunk.n, chunk.unacked, chunk.bytes, chunk.ms, chunk.id, chunk.flags,
-        #chunk.keys), chunk.keys }
-    for _, lease in ipairs(chunk.leases) do
-        parts[#parts + 1] = struct.pack(LEASE, lease.lease, lease.session, lease.at, lease.deadline, lease.redelivered and 1 or 0)
-        parts[#parts + 1] = pack_set(lease.set)
+    local head = struct.pack(CHUNK, chunk.payload, chunk.n, chunk.unacked, chunk.bytes, chunk.ms, chunk.id, chunk.flags,
+        #chunk.keys)
+    local parts = { head, chunk.keys }
+    for at, lease in ipairs(chunk.leases) do
+        parts[at + 2] = struct.pack(LEASE, lease.lease, lease.session, lease.at, lease.deadline, lease.redelivered and 1 or 0)
+            .. pack_set(lease.set)
     end
     return concat(parts)
 end
@@ -111,10 +116,11 @@ end
 
 -- Reads one entry of the index.
 local function read_entry(row)
-    local e, length, at = { c = tonumber(string.match(row[1], '^%d+')) }, nil, nil
-    e.payload, e.n, e.bytes, e.ms, e.id, e.flags, e.before, length, at = struct.unpack(ENTRY, row[2][2])
-    e.keys = sub(row[2][2], at, at + length - 1)
-    return e
+    local text = row[2][2]
+    local payload, n, bytes, ms, id, flags, before, length, at = struct.unpack(ENTRY, text)
+    -- The id is the sequence and '-0'.
+    return { c = tonumber(sub(row[1], 1, -3)), payload = payload, n = n, bytes = bytes, ms = ms, id = id, flags = flags,
+        before = before, keys = length > 0 and sub(text, at, at + length - 1) or '' }
 end
 
 local function write_entry(q, c, e)
@@ -124,7 +130,7 @@ end
 
 local function chunk_of(e)
     return { payload = e.payload, n = e.n, unacked = e.n, bytes = e.bytes, ms = e.ms, id = e.id, flags = e.flags, keys = e.keys,
-        leases = {} }
+        leases = {}, dirty = false, fresh = true, touched = false }
 end
 
 local function payload_key(q, payload)
@@ -215,21 +221,35 @@ end
 -- ---- write back
 
 local function flush_lists(q)
-    bulk('LPUSH', q.key .. ':rd', q.to_front)
-    bulk('RPUSH', q.key .. ':rd', q.to_back)
-    bulk('RPUSH', q.key .. ':kf', q.to_free)
-    q.to_front, q.to_back, q.to_free = {}, {}, {}
-    for session, list in pairs(q.to_owned) do
-        bulk('RPUSH', q.key .. ':kw:' .. hex(session), list)
-        redis.call('PEXPIRE', q.key .. ':kw:' .. hex(session), 3600000)
+    if #q.to_front > 0 then
+        bulk('LPUSH', q.key .. ':rd', q.to_front)
+        q.to_front = {}
     end
-    for key, list in pairs(q.to_park) do bulk('ZADD', q.key .. ':kl:' .. hex(key), list) end
-    q.to_owned, q.to_park = {}, {}
+    if #q.to_back > 0 then
+        bulk('RPUSH', q.key .. ':rd', q.to_back)
+        q.to_back = {}
+    end
+    if #q.to_free > 0 then
+        bulk('RPUSH', q.key .. ':kf', q.to_free)
+        q.to_free = {}
+    end
+    if next(q.to_owned) then
+        for session, list in pairs(q.to_owned) do
+            bulk('RPUSH', q.key .. ':kw:' .. hex(session), list)
+            redis.call('PEXPIRE', q.key .. ':kw:' .. hex(session), 3600000)
+        end
+        q.to_owned = {}
+    end
+    if next(q.to_park) then
+        for key, list in pairs(q.to_park) do bulk('ZADD', q.key .. ':kl:' .. hex(key), list) end
+        q.to_park = {}
+    end
 end
 
 local function first_deadline(chunk)
-    local deadline = INFINITE
-    for _, lease in ipairs(chunk.leases) do deadline = min(deadline, lease.deadline) end
+    local leases = chunk.leases
+    local deadline = leases[1] and leases[1].deadline or INFINITE
+    for at = 2, #leases do deadline = min(deadline, leases[at].deadline) end
     return deadline
 end
 
@@ -247,11 +267,13 @@ local function forget_entries(q, list)
 end
 
 local function flush_chunks(q)
+    if not next(q.chunks) then return end
     local put, gone, due, finished = {}, {}, {}, {}
     for c, chunk in pairs(q.chunks) do
         if chunk and chunk.dirty then
+            local name = text_of(c)
             if chunk.unacked <= 0 then
-                gone[#gone + 1] = c
+                gone[#gone + 1] = name
                 if not q.retain then
                     if c < q.pinned then
                         redis.call('HSET', q.key .. ':gm', c, '*')
@@ -261,19 +283,19 @@ local function flush_chunks(q)
                     end
                 end
             else
-                put[#put + 1] = c
+                put[#put + 1] = name
                 put[#put + 1] = pack_chunk(chunk)
                 if #chunk.leases > 0 then
-                    due[#due + 1] = first_deadline(chunk)
-                    due[#due + 1] = c
+                    due[#due + 1] = text_of(first_deadline(chunk))
+                    due[#due + 1] = name
                 elseif not chunk.fresh then
                     redis.call('ZREM', q.key .. ':ls', c)
                 end
             end
         end
     end
-    bulk('HSET', q.key .. ':ch', put)
-    bulk('ZADD', q.key .. ':ls', due)
+    if #put > 0 then bulk('HSET', q.key .. ':ch', put) end
+    if #due > 0 then bulk('ZADD', q.key .. ':ls', due) end
     if #gone > 0 then
         bulk('HDEL', q.key .. ':ch', gone)
         bulk('ZREM', q.key .. ':ls', gone)
@@ -283,6 +305,7 @@ local function flush_chunks(q)
 end
 
 local function flush_retries(q)
+    if not next(q.retries) then return end
     local put, gone = {}, {}
     for seq, retry in pairs(q.retries) do
         if retry and retry.dirty then
@@ -295,7 +318,7 @@ local function flush_retries(q)
             end
         end
     end
-    bulk('HSET', q.key .. ':rt', put)
-    bulk('HDEL', q.key .. ':rt', gone)
+    if #put > 0 then bulk('HSET', q.key .. ':rt', put) end
+    if #gone > 0 then bulk('HDEL', q.key .. ':rt', gone) end
     q.retries = {}
 end

@@ -27,7 +27,7 @@ end
 local function begin_change(keys, args)
     local key, kind, name = keys[1], args[1], args[2]
     local format = redis.call('HGET', key, 'v')
-    if format and tonumber(format) ~= FORMAT then return redis.error_reply('LLFORMAT stored format ' .. format) end
+    if format and format ~= FORMAT then return redis.error_reply('LLFORMAT stored format ' .. format) end
     local pending = redis.call('HGET', key .. ':i', kind .. name)
     if pending then return { 1, pending } end
     local current = redis.call('HGET', key .. ':b:' .. kind, name)

@@ -35,14 +35,6 @@ local function take(q, c, chunk, number, set, done)
     return set
 end
 
-local function settle_keys(q, c, chunk, set)
-    if not q.ordered or chunk.keys == '' then return end
-    each(set, function(index)
-        local k = key_of(q, chunk, index)
-        if k then key_settled(q, k, c) end
-    end)
-end
-
 local function remember(q, c, number, set)
     local leases, times = {}, {}
     each(set, function(index)
@@ -68,7 +60,7 @@ local function remove_elsewhere(q, c, chunk, index)
             if part then
                 found = true
                 end_lease(q, c, lease, part)
-                settle_keys(q, c, chunk, part)
+                keys_settled(q, c, chunk, part)
             end
             if rest then
                 lease.set = rest
@@ -105,7 +97,7 @@ local function acknowledge_group(q, text)
     if chunk then
         rest = take(q, c, chunk, number, set, function(lease, part)
             end_lease(q, c, lease, part)
-            settle_keys(q, c, chunk, part)
+            keys_settled(q, c, chunk, part)
             if lease.redelivered then each(part, function(index) forget_retry(q, c + index) end) end
             if q.once and attempt > 1 then remember(q, c, number, part) end
             drop(q, chunk, part.count)
