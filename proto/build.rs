@@ -12,7 +12,7 @@ use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
 const ROOT: &str = "proto";
 
 /// Every file whose types or options the server needs.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "google/pubsub/v1/pubsub.proto",
     "google/pubsub/v1/schema.proto",
     "google/iam/v1/iam_policy.proto",
@@ -23,6 +23,7 @@ const FILES: [&str; 10] = [
     "google/rpc/error_details.proto",
     "google/rpc/code.proto",
     "landline/v1/transforms.proto",
+    "keda/externalscaler.proto",
 ];
 
 /// Message fields whose value stays encoded: file, message, field. On the wire a submessage and `bytes` are the same.

@@ -9,6 +9,7 @@ use super::proto::landline::message_transforms_server::MessageTransformsServer;
 #[cfg(feature = "schemas")]
 use super::proto::pubsub::schema_service_server::SchemaServiceServer;
 use super::proto::{
+    externalscaler::external_scaler_server::ExternalScalerServer,
     iam::iam_policy_server::IamPolicyServer,
     pubsub::{publisher_server::PublisherServer, subscriber_server::SubscriberServer},
 };
@@ -19,6 +20,7 @@ mod front;
 pub mod gate;
 pub mod iam;
 pub mod publisher;
+pub mod scaler;
 #[cfg(feature = "schemas")]
 pub mod schema;
 pub mod subscriber;
@@ -29,6 +31,7 @@ pub use front::Front;
 pub use gate::Gate;
 pub use iam::IamPolicyService;
 pub use publisher::PublisherService;
+pub use scaler::ExternalScalerService;
 #[cfg(feature = "schemas")]
 pub use schema::SchemaService;
 pub use subscriber::SubscriberService;
@@ -75,6 +78,13 @@ pub fn schemas(connector: Arc<Connector>, gate: Gate) -> Front<SchemaServiceServ
 pub fn transforms(connector: Arc<Connector>, gate: Gate) -> Front<MessageTransformsServer<MessageTransformsService>> {
     Front::new(
         MessageTransformsServer::new(MessageTransformsService::new(connector, gate)).max_decoding_message_size(MAX_REQUEST_BYTES),
+    )
+}
+
+/// The external scaler for KEDA, ready to be routed to.
+pub fn scaler(connector: Arc<Connector>, gate: Gate) -> Front<ExternalScalerServer<ExternalScalerService>> {
+    Front::new(
+        ExternalScalerServer::new(ExternalScalerService::new(connector, gate)).max_decoding_message_size(MAX_REQUEST_BYTES),
     )
 }
 

@@ -9,7 +9,7 @@
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 pub use self::packages::google::{iam::v1 as iam, pubsub::v1 as pubsub, rpc, r#type as expr};
-pub use self::packages::landline::v1 as landline;
+pub use self::packages::{externalscaler, landline::v1 as landline};
 
 /// The packages as the generated code expects them to be nested.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used)]
@@ -31,6 +31,9 @@ mod packages {
         pub mod r#type {
             include!(concat!(env!("OUT_DIR"), "/google.r#type.rs"));
         }
+    }
+    pub mod externalscaler {
+        include!(concat!(env!("OUT_DIR"), "/externalscaler.rs"));
     }
     pub mod landline {
         pub mod v1 {

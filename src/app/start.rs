@@ -48,7 +48,8 @@ pub fn services(connector: &Arc<Connector>, gate: &Gate) -> Services {
     let services = Services::default()
         .with(grpc::publisher(connector.clone(), gate.clone()))
         .with(grpc::subscriber(connector.clone(), gate.clone()))
-        .with(grpc::iam(connector.clone(), gate.clone()));
+        .with(grpc::iam(connector.clone(), gate.clone()))
+        .with(grpc::scaler(connector.clone(), gate.clone()));
     #[cfg(feature = "schemas")]
     let services = services.with(grpc::schemas(connector.clone(), gate.clone()));
     #[cfg(feature = "transforms")]

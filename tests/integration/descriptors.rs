@@ -92,8 +92,8 @@ fn service_facts(service: &ServiceDescriptor, facts: &mut BTreeSet<String>) {
     service.methods().for_each(|method| method_facts(&method, facts));
 }
 
-/// Packages that are no part of the API: what the compiler supplies, and the server's own methods.
-const OTHERS: [&str; 2] = ["google.protobuf", "landline.v1"];
+/// Packages that are no part of the API: what the compiler supplies, the server's own methods, and what KEDA asks.
+const OTHERS: [&str; 3] = ["google.protobuf", "landline.v1", "externalscaler"];
 
 /// The facts of the server's descriptors of the API.
 fn our_facts() -> BTreeSet<String> {

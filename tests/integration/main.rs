@@ -31,6 +31,7 @@ mod pushing;
 mod redelivery;
 mod resources;
 mod rest_wire;
+mod scaling;
 mod schemas;
 mod security;
 mod seeking;

@@ -244,6 +244,13 @@ fn matrix() -> Vec<(String, Value, &'static str)> {
         ("ValidateMessageTransform", json!({"project": project, "messageTransform": {}}), "AEV"),
         ("TestMessageTransforms", json!({"project": project, "message": {"data": "eA=="}, "topic": topic}), "AEV"),
     ];
+    let metadata = json!({"subscriptionName": subscription});
+    let scaler = [
+        ("IsActive", json!({"scalerMetadata": metadata}), "AEV"),
+        ("StreamIsActive", json!({"scalerMetadata": metadata}), "AEV"),
+        ("GetMetricSpec", json!({"scalerMetadata": metadata}), "AEV"),
+        ("GetMetrics", json!({"scaledObjectRef": {"scalerMetadata": metadata}}), "AEV"),
+    ];
     let of = |service: &'static str, rows: Vec<(&'static str, Value, &'static str)>| {
         rows.into_iter().map(move |(method, request, roles)| (format!("{service}.{method}"), request, roles))
     };
@@ -252,6 +259,7 @@ fn matrix() -> Vec<(String, Value, &'static str)> {
         .chain(of("google.pubsub.v1.SchemaService", schemas.into()))
         .chain(of("google.iam.v1.IAMPolicy", iam.into()))
         .chain(of("landline.v1.MessageTransforms", transforms.into()))
+        .chain(of("externalscaler.ExternalScaler", scaler.into()))
         .collect()
 }
 
