@@ -6,13 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/api/option"
@@ -22,8 +23,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Soon is the longest wait for anything that should happen at once.
-const Soon = 60 * time.Second
+const (
+	// Soon is the longest wait for anything that should happen at once.
+	Soon = 60 * time.Second
+	// Longest is the longest run of one scenario.
+	Longest = 8 * time.Minute
+	streams = 20
+	// Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
+	idleTime = 190 * time.Second
+	kills    = 3
+	// Messages whose publish is confirmed between two kills.
+	betweenKills = 100
+)
 
 // AvroSchema is the schema of the schema scenario.
 const AvroSchema = `{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}`
@@ -54,9 +65,24 @@ type Message struct {
 	AckConfirmed func(context.Context) (bool, error)
 }
 
+// Shown is what the scenario of updates looks at.
+type Shown struct {
+	AckDeadlineSeconds int
+	Label              string
+}
+
 // Client is what the two versions of the client have in common. Names are ids.
 type Client interface {
 	CreateTopic(ctx context.Context, topic, avroSchema string) error
+	// UseTopic takes a topic for publishing that exists, or fails.
+	UseTopic(ctx context.Context, topic string) error
+	// Compress has requests of the topic compressed.
+	Compress(topic string)
+	// Update changes the ack deadline and the label `team`, and answers what is shown then.
+	Update(ctx context.Context, subscription string, to Shown) (Shown, error)
+	// AddMember gives a role on a topic, and answers the members that are shown then.
+	AddMember(ctx context.Context, topic, role, member string) ([]string, error)
+	TestPermissions(ctx context.Context, topic string, permissions []string) ([]string, error)
 	CreateSubscription(ctx context.Context, subscription, topic string, options Options) error
 	// Publish answers a function that waits for the id.
 	Publish(ctx context.Context, topic string, message Message) func() (string, error)
@@ -68,26 +94,31 @@ type Client interface {
 	Close() error
 }
 
+// Connect makes a client.
+type Connect func(ctx context.Context, project string, options ...option.ClientOption) (Client, error)
+
 type run struct {
 	Client
-	ctx context.Context
+	ctx     context.Context
+	connect Connect
 }
 
 var all = map[string]func(*run) error{
-	"batch": batch, "ordered": ordered, "large": large, "flow_control": flowControl, "nack": nack, "extend": extend,
-	"exactly_once": exactlyOnce, "lost_lease": lostLease, "dead_letter": deadLetter, "filter": filter, "seek": seek,
-	"snapshot": snapshot, "detach": detach, "schema": schema, "restart": restart,
+	"batch": batch, "ordered": ordered, "compressed": compressed, "large": large, "flow_control": flowControl,
+	"many_streams": manyStreams, "nack": nack, "extend": extend, "exactly_once": exactlyOnce, "lost_lease": lostLease,
+	"dead_letter": deadLetter, "filter": filter, "seek": seek, "snapshot": snapshot, "detach": detach, "update": update,
+	"schema": schema, "iam": iam, "idle": idle, "reconnect": reconnect, "key": key, "kill": kill,
 }
 
 // Main runs the scenarios named as arguments and prints a line for each.
-func Main(connect func(ctx context.Context, project string) (Client, error)) {
+func Main(connect Connect) {
 	for _, name := range os.Args[1:] {
 		scenario, known := all[name]
 		if !known {
 			fmt.Println("absent", name)
 			continue
 		}
-		if err := one(connect, scenario); err != nil {
+		if err := one(connect, name, scenario); err != nil {
 			fmt.Println("failed", name, strings.ReplaceAll(err.Error(), "\n", " "))
 		} else {
 			fmt.Println("ok", name)
@@ -95,16 +126,21 @@ func Main(connect func(ctx context.Context, project string) (Client, error)) {
 	}
 }
 
-func one(connect func(context.Context, string) (Client, error), scenario func(*run) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+func one(connect Connect, name string, scenario func(*run) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), Longest)
 	defer cancel()
-	client, err := connect(ctx, fmt.Sprintf("project-%08x", rand.Uint32()))
+	if name == "key" {
+		return scenario(&run{nil, ctx, connect})
+	}
+	client, err := connect(ctx, project())
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	return scenario(&run{client, ctx})
+	return scenario(&run{client, ctx, connect})
 }
+
+func project() string { return fmt.Sprintf("project-%08x", rand.Uint32()) }
 
 // pair creates the topic and the subscription.
 func (r *run) pair(options Options) error {
@@ -238,11 +274,34 @@ func ordered(r *run) error {
 	return in.close()
 }
 
+func compressed(r *run) error {
+	if err := r.pair(Options{}); err != nil {
+		return err
+	}
+	r.Compress("orders")
+	data := bytes.Repeat([]byte("x"), 5_000)
+	ids, err := r.publish(slices.Repeat([]Message{{Data: data}}, 20)...)
+	if err != nil {
+		return err
+	}
+	in := r.open("billing", 0, ack)
+	got, err := in.take(20)
+	if err != nil {
+		return err
+	}
+	for _, m := range got {
+		if !bytes.Equal(m.Data, data) {
+			return fmt.Errorf("%d other bytes came", len(m.Data))
+		}
+	}
+	return errors.Join(same(got, ids), in.close())
+}
+
 func large(r *run) error {
 	if err := r.pair(Options{}); err != nil {
 		return err
 	}
-	data := bytes.Repeat([]byte("x"), 9_000_000)
+	data := bytes.Repeat([]byte("x"), 9_999_000)
 	if _, err := r.publish(Message{Data: data}); err != nil {
 		return err
 	}
@@ -286,6 +345,32 @@ func flowControl(r *run) error {
 		return fmt.Errorf("%d messages were under way", most)
 	}
 	return errors.Join(same(got, ids), in.close())
+}
+
+func manyStreams(r *run) error {
+	if err := r.pair(Options{}); err != nil {
+		return err
+	}
+	all := make(chan Message, 100_000)
+	var opened []*inbox
+	for range streams {
+		opened = append(opened, r.open("billing", 0, func(m Message) {
+			m.Ack()
+			all <- m
+		}))
+	}
+	ids, err := r.publish(texts(1000, "")...)
+	if err != nil {
+		return err
+	}
+	got, err := (&inbox{all, nil, nil}).take(1000)
+	if err != nil {
+		return err
+	}
+	for _, in := range opened {
+		err = errors.Join(err, in.close())
+	}
+	return errors.Join(err, same(got, ids))
 }
 
 func nack(r *run) error {
@@ -528,39 +613,258 @@ func schema(r *run) error {
 	return nil
 }
 
-func restart(r *run) error {
+func update(r *run) error {
+	if err := r.pair(Options{Filter: `attributes.color = "red"`}); err != nil {
+		return err
+	}
+	to := Shown{42, "b"}
+	shown, err := r.Update(r.ctx, "billing", to)
+	if err == nil && shown != to {
+		err = fmt.Errorf("%v is shown", shown)
+	}
+	return err
+}
+
+func iam(r *run) error {
+	if err := r.pair(Options{}); err != nil {
+		return err
+	}
+	member := "user:jane@shop.example"
+	members, err := r.AddMember(r.ctx, "orders", "roles/pubsub.viewer", member)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(members, []string{member}) {
+		return fmt.Errorf("the members are %v", members)
+	}
+	wanted := []string{"pubsub.topics.get", "pubsub.topics.publish"}
+	tested, err := r.TestPermissions(r.ctx, "orders", wanted)
+	if slices.Sort(tested); err == nil && !slices.Equal(tested, wanted) {
+		err = fmt.Errorf("the permissions are %v", tested)
+	}
+	return err
+}
+
+func idle(r *run) error {
+	if err := r.pair(Options{}); err != nil {
+		return err
+	}
+	in := r.open("billing", 0, ack)
+	time.Sleep(idleTime)
+	before := time.Now()
+	if _, err := r.publish(texts(1, "m")...); err != nil {
+		return err
+	}
+	if _, err := in.take(1); err != nil {
+		return err
+	}
+	if took := time.Since(before); took > 5*time.Second {
+		return fmt.Errorf("it took %v", took)
+	}
+	return in.close()
+}
+
+// reconnect goes on while the server closes each stream after about 3 s.
+func reconnect(r *run) error {
+	if err := r.pair(Options{}); err != nil {
+		return err
+	}
+	in := r.open("billing", 0, ack)
+	var ids []string
+	for range 24 {
+		more, err := r.publish(texts(1, "m")...)
+		if err != nil {
+			return err
+		}
+		ids = append(ids, more...)
+		time.Sleep(500 * time.Millisecond)
+	}
+	got, err := in.take(24)
+	if err != nil {
+		return err
+	}
+	return errors.Join(same(got, ids), in.close())
+}
+
+func get(variable string) error {
+	answer, err := http.Get(os.Getenv(variable))
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != 200 {
+		return fmt.Errorf("%s answered %s", variable, answer.Status)
+	}
+	return nil
+}
+
+// account is what is known of messages while servers are killed.
+type account struct {
+	sync.Mutex
+	confirmed, acked, returned map[string]bool
+}
+
+func (a *account) note(of map[string]bool, id string) {
+	a.Lock()
+	defer a.Unlock()
+	of[id] = true
+}
+
+func (a *account) received(id string) {
+	a.Lock()
+	defer a.Unlock()
+	if a.acked[id] {
+		a.returned[id] = true
+	}
+}
+
+// published counts the confirmed publishes, and those of them without a confirmed ack.
+func (a *account) published() (all, missing int) {
+	a.Lock()
+	defer a.Unlock()
+	for id := range a.confirmed {
+		if !a.acked[id] {
+			missing++
+		}
+	}
+	return len(a.confirmed), missing
+}
+
+// waitUntil waits for a condition, or for an error.
+func waitUntil(what string, condition func() (bool, error)) error {
+	until := time.Now().Add(2 * Soon)
+	for {
+		done, err := condition()
+		if done || err != nil {
+			return err
+		}
+		if time.Now().After(until) {
+			return fmt.Errorf("waited in vain for %s", what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// kill publishes, receives and acks while servers are killed, and notes every ack that was confirmed.
+func kill(r *run) error {
 	if err := r.pair(Options{ExactlyOnce: true}); err != nil {
 		return err
 	}
-	before, err := r.publish(texts(50, "before-")...)
+	a := &account{confirmed: map[string]bool{}, acked: map[string]bool{}, returned: map[string]bool{}}
+	in := r.open("billing", 0, func(m Message) {
+		a.received(m.ID)
+		if done, _ := m.AckConfirmed(r.ctx); done {
+			a.note(a.acked, m.ID)
+		}
+	})
+	var stop atomic.Bool
+	var failure atomic.Value
+	var publishers sync.WaitGroup
+	for range 4 {
+		publishers.Go(func() {
+			// The client repeats what fails meanwhile.
+			for !stop.Load() {
+				ids, err := r.publish(texts(1, "m")...)
+				if err != nil {
+					failure.Store(err)
+					return
+				}
+				a.note(a.confirmed, ids[0])
+			}
+		})
+	}
+	more := func() error {
+		before, _ := a.published()
+		return waitUntil("confirmed publishes", func() (bool, error) {
+			now, _ := a.published()
+			err, _ := failure.Load().(error)
+			return now >= before+betweenKills, err
+		})
+	}
+	err := more()
+	for n := 0; n < kills && err == nil; n++ {
+		if err = get("LANDLINE_DISTURB"); err == nil {
+			err = more()
+		}
+	}
+	stop.Store(true)
+	publishers.Wait()
 	if err != nil {
 		return err
 	}
-	got, err := r.confirmed(50)
+	err = waitUntil("the messages that are missing", func() (bool, error) {
+		_, missing := a.published()
+		return missing == 0, nil
+	})
+	if len(a.returned) > 0 {
+		err = errors.Join(err, fmt.Errorf("%d messages came after their confirmed ack", len(a.returned)))
+	}
+	return errors.Join(err, in.close())
+}
+
+func key(r *run) error {
+	project := project()
+	address := option.WithEndpoint(os.Getenv("LANDLINE_ADDRESS"))
+	of := func(name string) (*run, error) {
+		file := filepath.Join(os.Getenv("LANDLINE_KEYS"), name+".json")
+		client, err := r.connect(r.ctx, project, address, option.WithAuthCredentialsFile(option.ServiceAccount, file))
+		return &run{client, r.ctx, r.connect}, err
+	}
+	admin, err := of("admin")
 	if err != nil {
 		return err
 	}
-	if err := same(got, before); err != nil {
+	defer admin.Close()
+	if err := admin.pair(Options{}); err != nil {
 		return err
 	}
-	kept, err := r.publish(texts(50, "kept-")...)
+	ids, err := admin.publish(texts(1, "m")...)
 	if err != nil {
 		return err
 	}
-	answer, err := http.Get(os.Getenv("LANDLINE_RESTART"))
+	in := admin.open("billing", 0, ack)
+	got, err := in.take(1)
 	if err != nil {
 		return err
 	}
-	if text, _ := io.ReadAll(answer.Body); answer.StatusCode != 200 {
-		return fmt.Errorf("no restart: %s", text)
+	if err := errors.Join(same(got, ids), in.close()); err != nil {
+		return err
 	}
-	after, err := r.publish(texts(50, "after-")...)
+	reader, err := of("reader")
 	if err != nil {
 		return err
 	}
-	got, err = r.confirmed(100)
+	defer reader.Close()
+	if err := reader.UseTopic(r.ctx, "orders"); err != nil {
+		return err
+	}
+	_, err = reader.publish(texts(1, "m")...)
+	if err := expect(err, codes.PermissionDenied, "pubsub.topics.publish"); err != nil {
+		return err
+	}
+	nobody, err := r.connect(r.ctx, project, address, option.WithoutAuthentication())
 	if err != nil {
 		return err
 	}
-	return same(got, append(kept, after...))
+	defer nobody.Close()
+	if err := expect(nobody.UseTopic(r.ctx, "orders"), codes.Unauthenticated, ""); err != nil {
+		return err
+	}
+	if err := get("LANDLINE_DELETE_KEY"); err != nil {
+		return err
+	}
+	return waitUntil("the end of the deleted key", func() (bool, error) {
+		err := admin.UseTopic(r.ctx, "orders")
+		if err == nil {
+			return false, nil
+		}
+		return true, expect(err, codes.Unauthenticated, "")
+	})
+}
+
+func expect(err error, code codes.Code, text string) error {
+	if status.Code(err) != code || !strings.Contains(err.Error(), text) {
+		return fmt.Errorf("instead of %v: %w", code, err)
+	}
+	return nil
 }

@@ -3,11 +3,20 @@
 
 const assert = require('node:assert');
 const {randomUUID} = require('node:crypto');
-const {PubSub, SchemaTypes, Encodings} = require('@google-cloud/pubsub');
-const {Inbox, pair} = require('./server.js');
+const {credentials} = require('@grpc/grpc-js');
+const {PubSub, SchemaTypes, Encodings, v1} = require('@google-cloud/pubsub');
+const {Inbox, pair, until} = require('./inbox.js');
 
 const SCHEMA = JSON.stringify({type: 'record', name: 'Order', fields: [{name: 'id', type: 'int'}]});
+const VIEWER = {role: 'roles/pubsub.viewer', members: ['user:jane@shop.example']};
 const SOON = 60_000;
+// Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
+const IDLE = 190_000;
+const KILLS = 3;
+// Messages whose publish is confirmed between two kills.
+const BETWEEN_KILLS = 100;
+// grpc.default_compression_algorithm
+const GZIP = 2;
 
 const sleep = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
 const numbers = (count, prefix = '') => Array.from({length: count}, (_, n) => `${prefix}${n}`);
@@ -36,6 +45,10 @@ async function rewound(pubsub, back) {
   await inbox.close();
 }
 
+async function get(variable) {
+  assert.ok((await fetch(process.env[variable])).ok);
+}
+
 const anHourAgo = () => new Date(Date.now() - 3_600_000);
 
 const SCENARIOS = {
@@ -60,9 +73,22 @@ const SCENARIOS = {
     await inbox.close();
   },
 
+  async compressed() {
+    const pubsub = connect({'grpc.default_compression_algorithm': GZIP});
+    const [topic, subscription] = await pair(pubsub);
+    const text = 'x'.repeat(5_000);
+    const ids = await publish(topic, Array(20).fill(text));
+    const inbox = new Inbox(subscription);
+    const received = await inbox.take(20, SOON);
+    assert.deepStrictEqual(idsOf(received), ids.sort());
+    assert.ok(received.every(message => message.data.toString() === text));
+    await inbox.close();
+    await pubsub.close();
+  },
+
   async large(pubsub) {
     const [topic, subscription] = await pair(pubsub);
-    const data = Buffer.alloc(9_000_000, 'x');
+    const data = Buffer.alloc(9_999_000, 'x');
     await topic.publishMessage({data});
     const inbox = new Inbox(subscription);
     const [message] = await inbox.take(1, SOON);
@@ -84,6 +110,14 @@ const SCENARIOS = {
     });
     assert.deepStrictEqual(idsOf(await inbox.take(200, SOON)), ids.sort());
     assert.ok(most <= 10, `${most} were under way`);
+    await inbox.close();
+  },
+
+  async many_streams(pubsub) {
+    const [topic, subscription] = await pair(pubsub, {}, {streamingOptions: {maxStreams: 20}});
+    const inbox = new Inbox(subscription);
+    const ids = await publish(topic, numbers(1000));
+    assert.deepStrictEqual(idsOf(await inbox.take(1000, SOON)), ids.sort());
     await inbox.close();
   },
 
@@ -174,16 +208,116 @@ const SCENARIOS = {
     await assert.rejects(publish(topic, ['{"id": "one"}']), {code: 3});
   },
 
-  async restart(pubsub) {
-    const [topic] = await pair(pubsub, {enableExactlyOnceDelivery: true});
-    const before = await publish(topic, numbers(50, 'before-'));
-    assert.deepStrictEqual(await confirmed(pubsub.subscription('billing'), 50), before.sort());
-    const kept = await publish(topic, numbers(50, 'kept-'));
-    assert.ok((await fetch(process.env.LANDLINE_RESTART)).ok);
-    const after = await publish(topic, numbers(50, 'after-'));
-    assert.deepStrictEqual(await confirmed(pubsub.subscription('billing'), 100), [...kept, ...after].sort());
+  async update(pubsub) {
+    const [topic, subscription] = await pair(pubsub, {labels: {team: 'a'}});
+    await subscription.setMetadata({ackDeadlineSeconds: 42, labels: {team: 'b'}});
+    const [shown] = await subscription.getMetadata();
+    assert.deepStrictEqual([shown.ackDeadlineSeconds, shown.labels, shown.topic], [42, {team: 'b'}, topic.name]);
+    await topic.setMetadata({labels: {team: 'c'}});
+    assert.deepStrictEqual((await topic.getMetadata())[0].labels, {team: 'c'});
+  },
+
+  async iam(pubsub) {
+    const [topic] = await pair(pubsub);
+    await topic.iam.setPolicy({bindings: [VIEWER]});
+    const [policy] = await topic.iam.getPolicy();
+    assert.deepStrictEqual(policy.bindings.map(({role, members}) => ({role, members})), [VIEWER]);
+    assert.ok(policy.etag.length > 0);
+    const wanted = ['pubsub.topics.publish', 'pubsub.topics.get'];
+    const [tested] = await topic.iam.testPermissions(wanted);
+    assert.deepStrictEqual(tested, Object.fromEntries(wanted.map(name => [name, true])));
+  },
+
+  async idle(pubsub) {
+    const [topic, subscription] = await pair(pubsub);
+    const inbox = new Inbox(subscription);
+    await sleep(IDLE);
+    const before = Date.now();
+    await publish(topic, ['m1']);
+    await inbox.take(1, SOON);
+    assert.ok(Date.now() - before < 5_000, `it took ${Date.now() - before} ms`);
+    assert.deepStrictEqual(inbox.errors, []);
+    await inbox.close();
+  },
+
+  /** The server closes each stream after about 3 s. */
+  async reconnect(pubsub) {
+    const [topic, subscription] = await pair(pubsub);
+    const inbox = new Inbox(subscription);
+    const ids = [];
+    for (let n = 0; n < 24; n++) {
+      ids.push(...(await publish(topic, [String(n)])));
+      await sleep(500);
+    }
+    assert.deepStrictEqual(idsOf(await inbox.take(24, SOON)), ids.sort());
+    assert.deepStrictEqual(inbox.errors, []);
+    await inbox.close();
+  },
+
+  /** Publishes, receives and acks while servers are killed, and notes every ack that was confirmed. */
+  async kill(pubsub) {
+    const [topic, subscription] = await pair(pubsub, {enableExactlyOnceDelivery: true});
+    const confirmed = new Set();
+    const acked = new Set();
+    const returned = new Set();
+    const inbox = new Inbox(subscription, message => {
+      if (acked.has(message.id)) returned.add(message.id);
+      message.ackWithResponse().then(() => acked.add(message.id), () => {});
+    });
+    let stop = false;
+    // The client repeats what fails meanwhile.
+    const keepPublishing = async () => {
+      while (!stop) confirmed.add((await publish(topic, ['x']))[0]);
+    };
+    const publishers = Array.from({length: 4}, keepPublishing);
+    const more = () => {
+      const wanted = confirmed.size + BETWEEN_KILLS;
+      return Promise.race([until(() => confirmed.size >= wanted, 'confirmed publishes', 2 * SOON), ...publishers]);
+    };
+    for (let kill = 0; kill < KILLS; kill++) {
+      await more();
+      await get('LANDLINE_DISTURB');
+    }
+    await more();
+    stop = true;
+    await Promise.all(publishers);
+    await until(() => [...confirmed].every(id => acked.has(id)), 'the messages that are missing', 2 * SOON);
+    assert.strictEqual(returned.size, 0, `${returned.size} messages came after their confirmed ack`);
+    assert.deepStrictEqual(inbox.errors, []);
+    await inbox.close();
+  },
+
+  async key() {
+    const address = process.env.LANDLINE_ADDRESS;
+    // Without `emulatorMode` the client takes any address but Google's for an emulator's.
+    const of = name =>
+      connect({keyFilename: `${process.env.LANDLINE_KEYS}/${name}.json`, apiEndpoint: address, emulatorMode: false, projectId: 'shop'});
+    const admin = of('admin');
+    const [topic, subscription] = await pair(admin);
+    const inbox = new Inbox(subscription);
+    await publish(topic, ['hello']);
+    assert.strictEqual((await inbox.take(1, SOON))[0].data.toString(), 'hello');
+    await inbox.close();
+    const reader = of('reader');
+    assert.ok((await reader.topic('orders').exists())[0]);
+    await assert.rejects(publish(reader.topic('orders'), ['no']), {code: 7, message: /pubsub\.topics\.publish/});
+    const [servicePath, port] = address.split(':');
+    const nobody = new v1.PublisherClient({servicePath, port: Number(port), sslCreds: credentials.createSsl()});
+    await assert.rejects(nobody.getTopic({topic: topic.name}), {code: 16});
+    await get('LANDLINE_DELETE_KEY');
+    const end = Date.now() + SOON;
+    while (await topic.exists().catch(error => (assert.strictEqual(error.code, 16), false))) {
+      assert.ok(Date.now() < end, 'the deleted key goes on working');
+      await sleep(20);
+    }
+    await Promise.all([admin.close(), reader.close(), nobody.close()]);
   },
 };
+
+/** A client, by default in a project of its own. */
+function connect(options = {}) {
+  return new PubSub({projectId: `project-${randomUUID().slice(0, 8)}`, ...options});
+}
 
 async function main() {
   for (const name of process.argv.slice(2)) {
@@ -192,7 +326,7 @@ async function main() {
       console.log('absent', name);
       continue;
     }
-    const pubsub = new PubSub({projectId: `project-${randomUUID().slice(0, 8)}`});
+    const pubsub = connect();
     try {
       await scenario(pubsub);
       console.log('ok', name);

@@ -2,21 +2,33 @@
 
 import datetime
 import json
+import logging
 import os
+import queue
 import sys
 import threading
 import time
 import urllib.request
+import uuid
 
+import grpc
 from google.api_core import exceptions
 from google.cloud import pubsub_v1
 from google.cloud.pubsub_v1.subscriber import exceptions as subscriber_exceptions
+from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.types import Encoding, Schema, SchemaSettings
 
 from conftest import Clients, Inbox
 
 SCHEMA = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
 SOON = 60
+STREAMS = 20
+# Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
+IDLE_SECONDS = 190
+KILLS = 3
+# Messages whose publish is confirmed between two kills.
+BETWEEN_KILLS = 100
+VIEWER = {"role": "roles/pubsub.viewer", "members": ["user:jane@shop.example"]}
 
 
 class Run:
@@ -84,9 +96,20 @@ def large(run):
     run.pair()
     # With PUBSUB_EMULATOR_HOST alone the client takes no more than 4 MiB, see the README.
     run.clients.receive_without_limit()
-    run.publish(["x" * 9_000_000])
+    run.publish(["x" * 9_999_000])
     (message,) = run.open().take(1, SOON)
-    assert message.data == b"x" * 9_000_000
+    assert message.data == b"x" * 9_999_000
+
+
+def compressed(run):
+    run.pair()
+    # The client has no option for it; its channel does.
+    channel = grpc.insecure_channel(os.environ["PUBSUB_EMULATOR_HOST"], compression=grpc.Compression.Gzip)
+    run.clients.publisher = pubsub_v1.PublisherClient(transport=PublisherGrpcTransport(channel=channel))
+    ids = run.publish(["x" * 5_000] * 20)
+    received = run.open().take(20, SOON)
+    assert ids_of(received) == sorted(ids)
+    assert all(message.data == b"x" * 5_000 for message in received)
 
 
 def flow_control(run):
@@ -107,6 +130,19 @@ def flow_control(run):
     inbox = run.open(handle, flow_control=pubsub_v1.types.FlowControl(max_messages=10))
     assert ids_of(inbox.take(200, SOON)) == sorted(ids)
     assert most <= 10, f"{most} were under way"
+
+
+def many_streams(run):
+    run.pair()
+    inboxes = [run.open() for _ in range(STREAMS)]
+    ids = run.publish(numbers(1000))
+    got, until = [], time.monotonic() + SOON
+    while len(got) < 1000 and time.monotonic() < until:
+        for inbox in inboxes:
+            while not inbox.messages.empty():
+                got.append(inbox.messages.get())
+        time.sleep(0.01)
+    assert ids_of(got) == sorted(ids), f"{len(got)} messages came"
 
 
 def nack(run):
@@ -231,38 +267,180 @@ def schema(run):
         pass
 
 
-def restart(run):
-    run.pair(enable_exactly_once_delivery=True)
-    before = run.publish(numbers(50, "before-"))
-    assert run.confirmed(50) == sorted(before)
-    kept = run.publish(numbers(50, "kept-"))
-    with urllib.request.urlopen(os.environ["LANDLINE_RESTART"], timeout=SOON):
+def update(run):
+    run.pair(labels={"team": "a"})
+    mask = {"paths": ["ack_deadline_seconds", "labels"]}
+    subscription = {"name": run.name, "ack_deadline_seconds": 42, "labels": {"team": "b"}, "filter": "not in the mask"}
+    run.clients.subscriber.update_subscription(request={"subscription": subscription, "update_mask": mask})
+    shown = run.clients.subscriber.get_subscription(subscription=run.name)
+    assert (shown.ack_deadline_seconds, dict(shown.labels), shown.filter) == (42, {"team": "b"}, ""), shown
+    topic = {"name": run.topic, "labels": {"team": "c"}}
+    run.clients.publisher.update_topic(request={"topic": topic, "update_mask": {"paths": ["labels"]}})
+    assert dict(run.clients.publisher.get_topic(topic=run.topic).labels) == {"team": "c"}
+
+
+def iam(run):
+    run.pair()
+    publisher = run.clients.publisher
+    publisher.set_iam_policy(request={"resource": run.topic, "policy": {"bindings": [VIEWER]}})
+    policy = publisher.get_iam_policy(request={"resource": run.topic})
+    assert [(each.role, list(each.members)) for each in policy.bindings] == [tuple(VIEWER.values())], policy
+    assert policy.etag
+    wanted = ["pubsub.topics.publish", "pubsub.topics.get"]
+    tested = publisher.test_iam_permissions(request={"resource": run.topic, "permissions": wanted})
+    assert sorted(tested.permissions) == sorted(wanted), tested
+
+
+def idle(run):
+    run.pair()
+    inbox = run.open()
+    time.sleep(IDLE_SECONDS)
+    assert inbox.future.running()
+    before = time.monotonic()
+    run.publish(["m1"])
+    inbox.take(1, SOON)
+    took = time.monotonic() - before
+    assert took < 5, f"it took {took} s"
+
+
+def reconnect(run):
+    """The server closes each stream after about 3 s."""
+    run.pair()
+    inbox = run.open()
+    ids = []
+    for number in range(24):
+        ids += run.publish([str(number)])
+        time.sleep(0.5)
+    assert ids_of(inbox.take(24, SOON)) == sorted(ids)
+    assert inbox.future.running()
+
+
+def get(variable):
+    with urllib.request.urlopen(os.environ[variable], timeout=2 * SOON):
         pass
-    after = run.publish(numbers(50, "after-"))
-    assert run.confirmed(100) == sorted(kept + after)
+
+
+def kill(run):
+    """Publishes, receives and acks while servers are killed, and notes every ack that was confirmed."""
+    run.pair(enable_exactly_once_delivery=True)
+    confirmed, acked, returned = set(), set(), set()
+    stop, lock = threading.Event(), threading.Lock()
+
+    def handle(message):
+        with lock:
+            if message.message_id in acked:
+                returned.add(message.message_id)
+
+        def settled(future):
+            if future.exception() is None:
+                with lock:
+                    acked.add(message.message_id)
+
+        message.ack_with_response().add_done_callback(settled)
+
+    def publish():
+        # The client repeats what fails meanwhile.
+        while not stop.is_set():
+            confirmed.update(run.publish(["x"]))
+
+    def more():
+        wanted = len(confirmed) + BETWEEN_KILLS
+        wait_until(lambda: len(confirmed) >= wanted, "confirmed publishes")
+
+    inbox = run.open(handle)
+    publishers = [threading.Thread(target=publish) for _ in range(4)]
+    for publisher in publishers:
+        publisher.start()
+    try:
+        for _ in range(KILLS):
+            more()
+            get("LANDLINE_DISTURB")
+        more()
+    finally:
+        stop.set()
+        for publisher in publishers:
+            publisher.join()
+    wait_until(lambda: confirmed <= acked, "the messages that are missing")
+    assert not returned, f"{len(returned)} messages came after their confirmed ack"
+    assert inbox.future.running()
+
+
+def wait_until(condition, what, seconds=2 * SOON):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def key(_):
+    address, keys = os.environ["LANDLINE_ADDRESS"], os.environ["LANDLINE_KEYS"]
+    options = {"api_endpoint": address}
+    project = f"project-{uuid.uuid4().hex[:12]}"
+    topic, name = f"projects/{project}/topics/orders", f"projects/{project}/subscriptions/billing"
+    os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = f"{keys}/admin.json"
+    publisher = pubsub_v1.PublisherClient(client_options=options)
+    publisher.create_topic(name=topic)
+    with pubsub_v1.SubscriberClient(client_options=options) as subscriber:
+        subscriber.create_subscription(name=name, topic=topic)
+        received = queue.Queue()
+        stream = subscriber.subscribe(name, callback=lambda message: (message.ack(), received.put(message.data)))
+        publisher.publish(topic, b"hello").result(timeout=SOON)
+        assert received.get(timeout=SOON) == b"hello"
+        stream.cancel()
+        stream.result(timeout=SOON)
+    os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = f"{keys}/reader.json"
+    reader = pubsub_v1.PublisherClient(client_options=options)
+    assert reader.get_topic(topic=topic).name == topic
+    refused(exceptions.PermissionDenied, lambda: reader.publish(topic, b"no").result(timeout=SOON), "pubsub.topics.publish")
+    with open(os.environ["SSL_CERT_FILE"], "rb") as root:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(root.read()))
+    nobody = pubsub_v1.PublisherClient(transport=PublisherGrpcTransport(channel=channel))
+    refused(exceptions.Unauthenticated, lambda: nobody.get_topic(topic=topic))
+    get("LANDLINE_DELETE_KEY")
+
+    def is_refused():
+        try:
+            publisher.get_topic(topic=topic)
+            return False
+        except exceptions.Unauthenticated:
+            return True
+
+    wait_until(is_refused, "the end of the deleted key", SOON)
+
+
+def refused(kind, call, text=""):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__}")
 
 
 SCENARIOS = {
     scenario.__name__.strip("_"): scenario
     for scenario in [
-        batch, ordered, large, flow_control, nack, extend, exactly_once, lost_lease, dead_letter, filter_, seek, snapshot,
-        detach, schema, restart,
+        batch, ordered, compressed, large, flow_control, many_streams, nack, extend, exactly_once, lost_lease, dead_letter,
+        filter_, seek, snapshot, detach, update, schema, iam, idle, reconnect, key, kill,
     ]
 }
 
 
 def main():
+    # The client tells of every lease that was lost with a stack trace.
+    logging.disable()
     for name in sys.argv[1:]:
         if name not in SCENARIOS:
             print("absent", name, flush=True)
             continue
-        run = Run(enable_message_ordering=name == "ordered")
+        run = None if name == "key" else Run(enable_message_ordering=name == "ordered")
         try:
             SCENARIOS[name](run)
             print("ok", name, flush=True)
         except Exception as error:  # pylint: disable=broad-exception-caught
             print("failed", name, repr(error).replace("\n", " "), flush=True)
-        run.close()
+        if run:
+            run.close()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"cloud.google.com/go/iam"
 	"cloud.google.com/go/pubsub"
+	"google.golang.org/api/option"
 	scenarios "landline.test/clients"
 )
 
@@ -17,8 +19,8 @@ type client struct {
 }
 
 func main() {
-	scenarios.Main(func(ctx context.Context, project string) (scenarios.Client, error) {
-		inner, err := pubsub.NewClient(ctx, project)
+	scenarios.Main(func(ctx context.Context, project string, options ...option.ClientOption) (scenarios.Client, error) {
+		inner, err := pubsub.NewClient(ctx, project, options...)
 		return &client{inner, project, map[string]*pubsub.Topic{}}, err
 	})
 }
@@ -43,6 +45,51 @@ func (c *client) CreateTopic(ctx context.Context, topic, avroSchema string) erro
 		c.topics[topic] = made
 	}
 	return err
+}
+
+func (c *client) UseTopic(ctx context.Context, topic string) error {
+	c.topics[topic] = c.Topic(topic)
+	_, err := c.topics[topic].Config(ctx)
+	return err
+}
+
+func (c *client) Compress(topic string) {
+	c.topics[topic].PublishSettings.EnableCompression = true
+	c.topics[topic].PublishSettings.CompressionBytesThreshold = 1
+}
+
+func (c *client) Update(ctx context.Context, subscription string, to scenarios.Shown) (scenarios.Shown, error) {
+	change := pubsub.SubscriptionConfigToUpdate{
+		AckDeadline: time.Duration(to.AckDeadlineSeconds) * time.Second,
+		Labels:      map[string]string{"team": to.Label},
+	}
+	sub := c.Subscription(subscription)
+	if _, err := sub.Update(ctx, change); err != nil {
+		return scenarios.Shown{}, err
+	}
+	config, err := sub.Config(ctx)
+	return scenarios.Shown{AckDeadlineSeconds: int(config.AckDeadline.Seconds()), Label: config.Labels["team"]}, err
+}
+
+func (c *client) AddMember(ctx context.Context, topic, role, member string) ([]string, error) {
+	handle := c.topics[topic].IAM()
+	policy, err := handle.Policy(ctx)
+	if err != nil {
+		return nil, err
+	}
+	policy.Add(member, iam.RoleName(role))
+	if err := handle.SetPolicy(ctx, policy); err != nil {
+		return nil, err
+	}
+	policy, err = handle.Policy(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return policy.Members(iam.RoleName(role)), nil
+}
+
+func (c *client) TestPermissions(ctx context.Context, topic string, permissions []string) ([]string, error) {
+	return c.topics[topic].IAM().TestPermissions(ctx, permissions)
 }
 
 func (c *client) CreateSubscription(ctx context.Context, subscription, topic string, options scenarios.Options) error {

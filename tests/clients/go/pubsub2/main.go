@@ -5,9 +5,12 @@ import (
 	"context"
 	"time"
 
+	"cloud.google.com/go/iam/apiv1/iampb"
 	"cloud.google.com/go/pubsub/v2"
 	apiv1 "cloud.google.com/go/pubsub/v2/apiv1"
 	"cloud.google.com/go/pubsub/v2/apiv1/pubsubpb"
+	"google.golang.org/api/option"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	scenarios "landline.test/clients"
 )
@@ -19,8 +22,8 @@ type client struct {
 }
 
 func main() {
-	scenarios.Main(func(ctx context.Context, project string) (scenarios.Client, error) {
-		inner, err := pubsub.NewClient(ctx, project)
+	scenarios.Main(func(ctx context.Context, project string, options ...option.ClientOption) (scenarios.Client, error) {
+		inner, err := pubsub.NewClient(ctx, project, options...)
 		return &client{inner, "projects/" + project, map[string]*pubsub.Publisher{}}, err
 	})
 }
@@ -69,14 +72,91 @@ func (c *client) CreateSubscription(ctx context.Context, subscription, topic str
 	return err
 }
 
-func (c *client) Publish(ctx context.Context, topic string, m scenarios.Message) func() (string, error) {
-	publisher := c.publishers[topic]
-	if publisher == nil {
-		publisher = c.Publisher(topic)
-		publisher.EnableMessageOrdering = true
-		c.publishers[topic] = publisher
+// publisher makes the topic's publisher when it is needed first.
+func (c *client) publisher(topic string) *pubsub.Publisher {
+	made := c.publishers[topic]
+	if made == nil {
+		made = c.Publisher(topic)
+		made.EnableMessageOrdering = true
+		c.publishers[topic] = made
 	}
-	result := publisher.Publish(ctx, &pubsub.Message{Data: m.Data, Attributes: m.Attributes, OrderingKey: m.Key})
+	return made
+}
+
+func (c *client) UseTopic(ctx context.Context, topic string) error {
+	c.publisher(topic)
+	_, err := c.TopicAdminClient.GetTopic(ctx, &pubsubpb.GetTopicRequest{Topic: c.topic(topic)})
+	return err
+}
+
+func (c *client) Compress(topic string) {
+	c.publisher(topic).PublishSettings.EnableCompression = true
+	c.publisher(topic).PublishSettings.CompressionBytesThreshold = 1
+}
+
+func (c *client) Update(ctx context.Context, subscription string, to scenarios.Shown) (scenarios.Shown, error) {
+	name := c.subscription(subscription)
+	request := &pubsubpb.UpdateSubscriptionRequest{
+		Subscription: &pubsubpb.Subscription{
+			Name:               name,
+			AckDeadlineSeconds: int32(to.AckDeadlineSeconds),
+			Labels:             map[string]string{"team": to.Label},
+		},
+		UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"ack_deadline_seconds", "labels"}},
+	}
+	if _, err := c.SubscriptionAdminClient.UpdateSubscription(ctx, request); err != nil {
+		return scenarios.Shown{}, err
+	}
+	got, err := c.SubscriptionAdminClient.GetSubscription(ctx, &pubsubpb.GetSubscriptionRequest{Subscription: name})
+	return scenarios.Shown{AckDeadlineSeconds: int(got.GetAckDeadlineSeconds()), Label: got.GetLabels()["team"]}, err
+}
+
+// policies is a client for access policies. That of schemas takes the names of all resources; the others have no such calls.
+func policies(ctx context.Context) (*apiv1.SchemaClient, error) {
+	return apiv1.NewSchemaClient(ctx, scenarios.SchemaOptions()...)
+}
+
+func (c *client) AddMember(ctx context.Context, topic, role, member string) ([]string, error) {
+	client, err := policies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	policy, err := client.GetIamPolicy(ctx, &iampb.GetIamPolicyRequest{Resource: c.topic(topic)})
+	if err != nil {
+		return nil, err
+	}
+	policy.Bindings = append(policy.Bindings, &iampb.Binding{Role: role, Members: []string{member}})
+	if _, err := client.SetIamPolicy(ctx, &iampb.SetIamPolicyRequest{Resource: c.topic(topic), Policy: policy}); err != nil {
+		return nil, err
+	}
+	policy, err = client.GetIamPolicy(ctx, &iampb.GetIamPolicyRequest{Resource: c.topic(topic)})
+	if err != nil {
+		return nil, err
+	}
+	var members []string
+	for _, binding := range policy.Bindings {
+		if binding.Role == role {
+			members = append(members, binding.Members...)
+		}
+	}
+	return members, nil
+}
+
+func (c *client) TestPermissions(ctx context.Context, topic string, permissions []string) ([]string, error) {
+	client, err := policies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	request := &iampb.TestIamPermissionsRequest{Resource: c.topic(topic), Permissions: permissions}
+	answer, err := client.TestIamPermissions(ctx, request)
+	return answer.GetPermissions(), err
+}
+
+func (c *client) Publish(ctx context.Context, topic string, m scenarios.Message) func() (string, error) {
+	message := &pubsub.Message{Data: m.Data, Attributes: m.Attributes, OrderingKey: m.Key}
+	result := c.publisher(topic).Publish(ctx, message)
 	return func() (string, error) { return result.Get(ctx) }
 }
 

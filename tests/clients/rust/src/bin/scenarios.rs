@@ -1,47 +1,66 @@
 //! The scenarios of ../scenarios.txt with Google's Rust client.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io::{Read, Write},
     net::TcpStream,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
-use google_cloud_auth::credentials::anonymous;
+use google_cloud_auth::credentials::{Credentials, service_account};
+use google_cloud_iam_v1::model::{Binding, Policy};
 use google_cloud_pubsub::{
-    client::SchemaService,
-    model::{DeadLetterPolicy, Encoding, Message, Schema, SchemaSettings, Subscription, schema::Type},
+    model::{DeadLetterPolicy, Encoding, Message, Schema, SchemaSettings, Subscription, Topic, schema::Type},
     subscriber::{MessageStream, ShutdownBehavior, handler::Handler},
 };
-use landline_rust_client_tests::{Clients, SOON, text};
+use google_cloud_wkt::FieldMask;
+use landline_rust_client_tests::{Clients, SOON};
 
 const SCHEMA: &str = r#"{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}"#;
+
+/// Longest run of one scenario.
+const LONGEST: Duration = Duration::from_secs(480);
+const STREAMS: usize = 20;
+/// Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
+const IDLE: Duration = Duration::from_secs(190);
+const KILLS: usize = 3;
+/// Messages whose publish is confirmed between two kills.
+const BETWEEN_KILLS: usize = 100;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Outcome = Result<(), Failure>;
 
 #[tokio::main]
 async fn main() {
-    let endpoint = format!("http://{}", std::env::var("PUBSUB_EMULATOR_HOST").expect("PUBSUB_EMULATOR_HOST"));
     for name in std::env::args().skip(1) {
-        let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_micros();
-        let run = Run { clients: Clients::connect(&endpoint, format!("project-{started}")).await, endpoint: endpoint.clone() };
-        match tokio::time::timeout(3 * SOON, run.scenario(&name)).await {
-            Ok(Some(Ok(()))) => println!("ok {name}"),
-            Ok(Some(Err(error))) => println!("failed {name} {}", format!("{error:?}").replace('\n', " ")),
-            Ok(None) => println!("absent {name}"),
-            Err(_) => println!("failed {name} it did not end"),
+        let ended = tokio::time::timeout(LONGEST, scenario(&name)).await;
+        match ended.unwrap_or_else(|_| Some(Err("it did not end".into()))) {
+            Some(Ok(())) => println!("ok {name}"),
+            Some(Err(error)) => println!("failed {name} {}", format!("{error:?}").replace('\n', " ")),
+            None => println!("absent {name}"),
         }
     }
 }
 
+async fn scenario(name: &str) -> Option<Outcome> {
+    if name == "key" {
+        return Some(key().await);
+    }
+    let endpoint = format!("http://{}", std::env::var("PUBSUB_EMULATOR_HOST").expect("PUBSUB_EMULATOR_HOST"));
+    Run { clients: Clients::anonymous(&endpoint, project()).await }.scenario(name).await
+}
+
+fn project() -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock");
+    format!("project-{}", now.as_micros())
+}
+
 struct Run {
     clients: Clients,
-    endpoint: String,
 }
 
 fn check(condition: bool, otherwise: impl Into<String>) -> Outcome {
@@ -90,8 +109,10 @@ impl Run {
         Some(match name {
             "batch" => self.batch().await,
             "ordered" => self.ordered().await,
+            // The client offers no compression.
             "large" => self.large().await,
             "flow_control" => self.flow_control().await,
+            "many_streams" => self.many_streams().await,
             "nack" => self.nack().await,
             "extend" => self.extend().await,
             "exactly_once" => self.exactly_once().await,
@@ -101,8 +122,12 @@ impl Run {
             "seek" => self.rewound(false).await,
             "snapshot" => self.rewound(true).await,
             "detach" => self.detach().await,
+            "update" => self.update().await,
             "schema" => self.schema().await,
-            "restart" => self.restart().await,
+            "iam" => self.iam().await,
+            "idle" => self.idle().await,
+            "reconnect" => self.reconnect().await,
+            "kill" => self.kill().await,
             _ => return None,
         })
     }
@@ -142,7 +167,7 @@ impl Run {
             let (message, handler) = next(&mut stream).await?;
             handler.ack();
             let number = expected.entry(message.ordering_key.clone()).or_default();
-            check(text(&message) == number.to_string(), format!("{} instead of {number}", text(&message)))?;
+            check(message.data == number.to_string(), format!("{:?} instead of {number}", message.data))?;
             *number += 1;
         }
         Ok(())
@@ -150,7 +175,7 @@ impl Run {
 
     async fn large(&self) -> Outcome {
         self.pair(|s| s).await;
-        let data = "x".repeat(9_000_000);
+        let data = "x".repeat(9_999_000);
         self.publish(vec![Message::new().set_data(data.clone())]).await?;
         let (message, handler) = next(&mut self.open()).await?;
         handler.ack();
@@ -176,6 +201,27 @@ impl Run {
                 now.fetch_sub(1, Ordering::SeqCst);
                 handler.ack();
             });
+        }
+        same(got, ids)
+    }
+
+    async fn many_streams(&self) -> Outcome {
+        self.pair(|s| s).await;
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+        for mut stream in (0..STREAMS).map(|_| self.open()) {
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                while let Some(Ok((message, handler))) = stream.next().await {
+                    handler.ack();
+                    let _ = sender.send(message.message_id);
+                }
+            });
+        }
+        let ids = self.publish(numbers(1000, "")).await?;
+        let mut got = Vec::new();
+        while got.len() < 1000 {
+            let next = tokio::time::timeout(SOON, received.recv()).await;
+            got.push(next.map_err(|_| format!("{} messages came", got.len()))?.ok_or("the streams ended")?);
         }
         same(got, ids)
     }
@@ -307,11 +353,9 @@ impl Run {
 
     async fn schema(&self) -> Outcome {
         let clients = &self.clients;
-        let credentials = anonymous::Builder::new().build();
-        let schemas = SchemaService::builder().with_endpoint(&self.endpoint).with_credentials(credentials).build().await?;
         let schema = Schema::new().set_type(Type::Avro).set_definition(SCHEMA);
         let parent = format!("projects/{}", clients.project);
-        let made = schemas.create_schema().set_parent(parent).set_schema(schema).set_schema_id("order").send().await?;
+        let made = clients.schemas.create_schema().set_parent(parent).set_schema(schema).set_schema_id("order").send().await?;
         let settings = SchemaSettings::new().set_schema(made.name).set_encoding(Encoding::Json);
         clients.topics.create_topic().set_name(&clients.topic).set_schema_settings(settings).send().await?;
         self.publish(vec![Message::new().set_data(r#"{"id": 1}"#)]).await?;
@@ -322,23 +366,187 @@ impl Run {
         }
     }
 
-    async fn restart(&self) -> Outcome {
+    async fn update(&self) -> Outcome {
+        let clients = &self.clients;
+        self.pair(|s| s.set_filter("attributes.color = \"red\"").set_labels([("team", "a")])).await;
+        let change = Subscription::new().set_name(&clients.subscription).set_ack_deadline_seconds(42).set_labels([("team", "b")]);
+        let mask = FieldMask::default().set_paths(["ack_deadline_seconds", "labels"]);
+        clients.subscriptions.update_subscription().set_subscription(change).set_update_mask(mask).send().await?;
+        let shown = clients.subscriptions.get_subscription().set_subscription(&clients.subscription).send().await?;
+        let right = shown.ack_deadline_seconds == 42 && shown.labels["team"] == "b" && !shown.filter.is_empty();
+        check(right, format!("it shows {shown:?}"))?;
+        let change = Topic::new().set_name(&clients.topic).set_labels([("team", "c")]);
+        let mask = FieldMask::default().set_paths(["labels"]);
+        clients.topics.update_topic().set_topic(change).set_update_mask(mask).send().await?;
+        let shown = clients.topics.get_topic().set_topic(&clients.topic).send().await?;
+        check(shown.labels["team"] == "c", format!("it shows {shown:?}"))
+    }
+
+    /// Only the client for schemas has calls for policies; it takes the names of all resources.
+    async fn iam(&self) -> Outcome {
+        self.pair(|s| s).await;
+        let (client, topic) = (&self.clients.schemas, &self.clients.topic);
+        let viewer = Binding::new().set_role("roles/pubsub.viewer").set_members(["user:jane@shop.example"]);
+        let policy = Policy::new().set_bindings([viewer.clone()]);
+        client.set_iam_policy().set_resource(topic).set_policy(policy).send().await?;
+        let policy = client.get_iam_policy().set_resource(topic).send().await?;
+        check(policy.bindings == [viewer] && !policy.etag.is_empty(), format!("the policy is {policy:?}"))?;
+        let wanted = ["pubsub.topics.get", "pubsub.topics.publish"];
+        let mut tested = client.test_iam_permissions().set_resource(topic).set_permissions(wanted).send().await?.permissions;
+        tested.sort();
+        check(tested == wanted, format!("the permissions are {tested:?}"))
+    }
+
+    async fn idle(&self) -> Outcome {
+        self.pair(|s| s).await;
+        let mut stream = self.open();
+        let early = tokio::time::timeout(IDLE, stream.next()).await;
+        check(early.is_err(), "the stream did not stay idle")?;
+        let before = Instant::now();
+        let ids = self.publish(numbers(1, "m")).await?;
+        same(take(&mut stream, 1).await?, ids)?;
+        check(before.elapsed() < Duration::from_secs(5), format!("it took {:?}", before.elapsed()))
+    }
+
+    /// The server closes each stream after about 3 s.
+    async fn reconnect(&self) -> Outcome {
+        self.pair(|s| s).await;
+        let mut stream = self.open();
+        let receiving = tokio::spawn(async move { take(&mut stream, 24).await });
+        let mut ids = Vec::new();
+        for _ in 0..24 {
+            ids.extend(self.publish(numbers(1, "m")).await?);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        same(receiving.await??, ids)
+    }
+
+    /// Publishes, receives and acks while servers are killed, and notes every ack that was confirmed.
+    async fn kill(&self) -> Outcome {
         self.pair(|s| s.set_enable_exactly_once_delivery(true)).await;
-        let before = self.publish(numbers(50, "before-")).await?;
-        same(self.confirmed(50).await?, before)?;
-        let mut expected = self.publish(numbers(50, "kept-")).await?;
-        tokio::task::spawn_blocking(restart_server).await??;
-        expected.extend(self.publish(numbers(50, "after-")).await?);
-        same(self.confirmed(100).await?, expected)
+        let account = Arc::new(Account::default());
+        let builder = self.clients.subscriber.subscribe(&self.clients.subscription);
+        let stream = builder.set_shutdown_behavior(ShutdownBehavior::NackImmediately).build();
+        let receiving = tokio::spawn(receive(stream, account.clone()));
+        let publisher = self.clients.publisher().await;
+        let publishing: Vec<_> = (0..4)
+            .map(|_| {
+                let (publisher, account) = (publisher.clone(), account.clone());
+                tokio::spawn(async move {
+                    // The client repeats what fails meanwhile.
+                    while !account.stop.load(Ordering::SeqCst) {
+                        let id = publisher.publish(Message::new().set_data("m")).await?;
+                        account.confirmed.lock().expect("a lock").insert(id);
+                    }
+                    Ok::<_, Failure>(())
+                })
+            })
+            .collect();
+        for kill in 0..=KILLS {
+            let wanted = account.confirmed() + BETWEEN_KILLS;
+            wait_until("confirmed publishes", || account.confirmed() >= wanted).await?;
+            if kill < KILLS {
+                tokio::task::spawn_blocking(|| get("LANDLINE_DISTURB")).await??;
+            }
+        }
+        account.stop.store(true, Ordering::SeqCst);
+        for publishing in publishing {
+            publishing.await??;
+        }
+        wait_until("the messages that are missing", || account.missing() == 0 || receiving.is_finished()).await?;
+        check(account.missing() == 0, "receiving ended")?;
+        let returned = account.returned.load(Ordering::SeqCst);
+        check(returned == 0, format!("{returned} messages came after their confirmed ack"))
     }
 }
 
-/// A GET by hand of the URL that restarts the server: the client's crates bring no HTTP client to use.
-fn restart_server() -> Outcome {
-    let url = std::env::var("LANDLINE_RESTART")?;
-    let address = url.trim_start_matches("http://").trim_end_matches('/');
+/// What is known of messages while servers are killed.
+#[derive(Default)]
+struct Account {
+    confirmed: Mutex<BTreeSet<String>>,
+    acked: Mutex<BTreeSet<String>>,
+    returned: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Account {
+    fn confirmed(&self) -> usize {
+        self.confirmed.lock().expect("a lock").len()
+    }
+
+    fn missing(&self) -> usize {
+        self.confirmed.lock().expect("a lock").difference(&self.acked.lock().expect("a lock")).count()
+    }
+}
+
+async fn receive(mut stream: MessageStream, account: Arc<Account>) -> Outcome {
+    while let Some(next) = stream.next().await {
+        let (message, handler) = next?;
+        if account.acked.lock().expect("a lock").contains(&message.message_id) {
+            account.returned.fetch_add(1, Ordering::SeqCst);
+        }
+        let account = account.clone();
+        tokio::spawn(async move {
+            let Handler::ExactlyOnce(handler) = handler else { return };
+            if handler.confirmed_ack().await.is_ok() {
+                account.acked.lock().expect("a lock").insert(message.message_id);
+            }
+        });
+    }
+    Ok(())
+}
+
+async fn wait_until(what: &str, condition: impl Fn() -> bool) -> Outcome {
+    let until = Instant::now() + 2 * SOON;
+    while !condition() {
+        check(Instant::now() < until, format!("waited in vain for {what}"))?;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+async fn key() -> Outcome {
+    let (endpoint, project) = (format!("https://{}", std::env::var("LANDLINE_ADDRESS")?), project());
+    let admin = Run { clients: Clients::connect(&endpoint, project.clone(), with("admin")?).await };
+    admin.pair(|s| s).await;
+    let ids = admin.publish(numbers(1, "m")).await?;
+    same(take(&mut admin.open(), 1).await?, ids)?;
+    let reader = Run { clients: Clients::connect(&endpoint, project.clone(), with("reader")?).await };
+    reader.clients.topics.get_topic().set_topic(&reader.clients.topic).send().await?;
+    refused(reader.publish(numbers(1, "m")).await, &["PermissionDenied", "pubsub.topics.publish"])?;
+    let nobody = Clients::anonymous(&endpoint, project).await;
+    refused(nobody.topics.get_topic().set_topic(&nobody.topic).send().await, &["Unauthenticated"])?;
+    tokio::task::spawn_blocking(|| get("LANDLINE_DELETE_KEY")).await??;
+    let until = Instant::now() + SOON;
+    loop {
+        let answer = admin.clients.topics.get_topic().set_topic(&admin.clients.topic).send().await;
+        if answer.is_err() {
+            return refused(answer, &["Unauthenticated"]);
+        }
+        check(Instant::now() < until, "the deleted key goes on working")?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The credentials of a key file.
+fn with(name: &str) -> Result<Credentials, Failure> {
+    let text = std::fs::read_to_string(format!("{}/{name}.json", std::env::var("LANDLINE_KEYS")?))?;
+    Ok(service_account::Builder::new(serde_json::from_str(&text)?).build()?)
+}
+
+fn refused<T, E: std::fmt::Debug>(answer: Result<T, E>, words: &[&str]) -> Outcome {
+    match answer.map_err(|error| format!("{error:?}")) {
+        Ok(_) => Err(format!("it was not refused with {words:?}").into()),
+        Err(error) => check(words.iter().all(|word| error.contains(word)), format!("instead of {words:?}: {error}")),
+    }
+}
+
+/// A GET by hand of the URL in a variable: the client's crates bring no HTTP client to use.
+fn get(variable: &str) -> Outcome {
+    let url = std::env::var(variable)?;
+    let (address, path) = url.trim_start_matches("http://").split_once('/').ok_or("no path")?;
     let mut connection = TcpStream::connect(address)?;
-    connection.write_all(format!("GET / HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    connection.write_all(format!("GET /{path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer)?;
     check(answer.lines().next().is_some_and(|status| status.contains(" 200 ")), answer)

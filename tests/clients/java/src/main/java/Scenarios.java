@@ -1,10 +1,16 @@
 import com.google.api.core.ApiFuture;
+import com.google.api.core.ApiFutures;
 import com.google.api.gax.batching.FlowControlSettings;
+import com.google.api.gax.core.CredentialsProvider;
+import com.google.api.gax.core.FixedCredentialsProvider;
 import com.google.api.gax.core.NoCredentialsProvider;
 import com.google.api.gax.grpc.GrpcTransportChannel;
+import com.google.api.gax.rpc.ApiException;
 import com.google.api.gax.rpc.FixedTransportChannelProvider;
 import com.google.api.gax.rpc.InvalidArgumentException;
+import com.google.api.gax.rpc.StatusCode;
 import com.google.api.gax.rpc.TransportChannelProvider;
+import com.google.auth.oauth2.ServiceAccountCredentials;
 import com.google.cloud.pubsub.v1.AckReplyConsumerWithResponse;
 import com.google.cloud.pubsub.v1.AckResponse;
 import com.google.cloud.pubsub.v1.MessageReceiverWithAckResponse;
@@ -16,7 +22,10 @@ import com.google.cloud.pubsub.v1.SubscriptionAdminClient;
 import com.google.cloud.pubsub.v1.SubscriptionAdminSettings;
 import com.google.cloud.pubsub.v1.TopicAdminClient;
 import com.google.cloud.pubsub.v1.TopicAdminSettings;
+import com.google.iam.v1.Binding;
+import com.google.iam.v1.Policy;
 import com.google.protobuf.ByteString;
+import com.google.protobuf.FieldMask;
 import com.google.protobuf.Timestamp;
 import com.google.pubsub.v1.CreateSnapshotRequest;
 import com.google.pubsub.v1.DeadLetterPolicy;
@@ -30,16 +39,26 @@ import com.google.pubsub.v1.Subscription;
 import com.google.pubsub.v1.Topic;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
+import java.io.FileInputStream;
+import java.io.FileOutputStream;
 import java.io.IOException;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.security.KeyStore;
+import java.security.cert.CertificateFactory;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
@@ -53,6 +72,12 @@ import java.util.stream.IntStream;
 public final class Scenarios implements AutoCloseable {
   private static final int SOON_SECONDS = 60;
   private static final int LARGEST_ANSWER = 20 << 20;
+  private static final int STREAMS = 20;
+  // Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
+  private static final int IDLE_MILLISECONDS = 190_000;
+  private static final int KILLS = 3;
+  // Messages whose publish is confirmed between two kills.
+  private static final int BETWEEN_KILLS = 100;
   private static final String SCHEMA =
       "{\"type\": \"record\", \"name\": \"Order\", \"fields\": [{\"name\": \"id\", \"type\": \"int\"}]}";
 
@@ -65,8 +90,10 @@ public final class Scenarios implements AutoCloseable {
   static {
     ALL.put("batch", Scenarios::batch);
     ALL.put("ordered", Scenarios::ordered);
+    ALL.put("compressed", Scenarios::compressed);
     ALL.put("large", Scenarios::large);
     ALL.put("flow_control", Scenarios::flowControl);
+    ALL.put("many_streams", Scenarios::manyStreams);
     ALL.put("nack", Scenarios::nack);
     ALL.put("extend", Scenarios::extend);
     ALL.put("exactly_once", Scenarios::exactlyOnce);
@@ -76,8 +103,13 @@ public final class Scenarios implements AutoCloseable {
     ALL.put("seek", s -> s.rewound(s::seekBack));
     ALL.put("snapshot", s -> s.rewound(s::seekSnapshot));
     ALL.put("detach", Scenarios::detach);
+    ALL.put("update", Scenarios::update);
     ALL.put("schema", Scenarios::schema);
-    ALL.put("restart", Scenarios::restart);
+    ALL.put("iam", Scenarios::iam);
+    ALL.put("idle", Scenarios::idle);
+    ALL.put("reconnect", Scenarios::reconnect);
+    ALL.put("key", s -> key());
+    ALL.put("kill", Scenarios::kill);
   }
 
   public static void main(String[] names) throws Exception {
@@ -86,7 +118,7 @@ public final class Scenarios implements AutoCloseable {
         System.out.println("absent " + name);
         continue;
       }
-      try (Scenarios scenarios = new Scenarios(Long.toHexString(System.nanoTime()))) {
+      try (Scenarios scenarios = name.equals("key") ? null : new Scenarios(plain())) {
         ALL.get(name).run(scenarios);
         System.out.println("ok " + name);
       } catch (Exception | AssertionError error) {
@@ -96,8 +128,23 @@ public final class Scenarios implements AutoCloseable {
     System.exit(0);
   }
 
-  private final ManagedChannel channel;
-  private final TransportChannelProvider transport;
+  /** How the server is reached: a channel that all clients share, or an address that each of them connects to. */
+  private record Way(ManagedChannel channel, String address, CredentialsProvider credentials) {
+    TransportChannelProvider transport() {
+      return FixedTransportChannelProvider.create(GrpcTransportChannel.create(channel));
+    }
+  }
+
+  private static Way plain() {
+    ManagedChannel channel =
+        ManagedChannelBuilder.forTarget(System.getenv("PUBSUB_EMULATOR_HOST"))
+            .usePlaintext()
+            .maxInboundMessageSize(LARGEST_ANSWER)
+            .build();
+    return new Way(channel, null, NoCredentialsProvider.create());
+  }
+
+  private final Way way;
   private final TopicAdminClient topics;
   private final SubscriptionAdminClient subscriptions;
   private final String parent;
@@ -105,26 +152,26 @@ public final class Scenarios implements AutoCloseable {
   private final String subscription;
   private final List<Inbox> inboxes = new ArrayList<>();
 
-  private Scenarios(String project) throws IOException {
-    channel =
-        ManagedChannelBuilder.forTarget(System.getenv("PUBSUB_EMULATOR_HOST"))
-            .usePlaintext()
-            .maxInboundMessageSize(LARGEST_ANSWER)
-            .build();
-    transport = FixedTransportChannelProvider.create(GrpcTransportChannel.create(channel));
-    topics =
-        TopicAdminClient.create(
-            TopicAdminSettings.newBuilder()
-                .setTransportChannelProvider(transport)
-                .setCredentialsProvider(NoCredentialsProvider.create())
-                .build());
-    subscriptions =
-        SubscriptionAdminClient.create(
-            SubscriptionAdminSettings.newBuilder()
-                .setTransportChannelProvider(transport)
-                .setCredentialsProvider(NoCredentialsProvider.create())
-                .build());
-    parent = "projects/project-" + project;
+  private Scenarios(Way way) throws IOException {
+    this(way, "project-" + Long.toHexString(System.nanoTime()));
+  }
+
+  private Scenarios(Way way, String project) throws IOException {
+    this.way = way;
+    TopicAdminSettings.Builder topicSettings =
+        TopicAdminSettings.newBuilder().setCredentialsProvider(way.credentials());
+    SubscriptionAdminSettings.Builder subscriptionSettings =
+        SubscriptionAdminSettings.newBuilder().setCredentialsProvider(way.credentials());
+    if (way.channel() != null) {
+      topicSettings.setTransportChannelProvider(way.transport());
+      subscriptionSettings.setTransportChannelProvider(way.transport());
+    } else {
+      topicSettings.setEndpoint(way.address());
+      subscriptionSettings.setEndpoint(way.address());
+    }
+    topics = TopicAdminClient.create(topicSettings.build());
+    subscriptions = SubscriptionAdminClient.create(subscriptionSettings.build());
+    parent = "projects/" + project;
     topic = parent + "/topics/orders";
     subscription = parent + "/subscriptions/billing";
   }
@@ -134,7 +181,9 @@ public final class Scenarios implements AutoCloseable {
     new ArrayList<>(inboxes).forEach(Inbox::close);
     topics.close();
     subscriptions.close();
-    channel.shutdownNow();
+    if (way.channel() != null) {
+      way.channel().shutdownNow();
+    }
   }
 
   /** A message that came, and the way to settle it. */
@@ -159,6 +208,10 @@ public final class Scenarios implements AutoCloseable {
     final Subscriber subscriber;
 
     Inbox(String name, long maxOutstanding, Handler handler) {
+      this(name, maxOutstanding, 1, handler);
+    }
+
+    Inbox(String name, long maxOutstanding, int streams, Handler handler) {
       MessageReceiverWithAckResponse receiver =
           (message, reply) -> {
             Received received = new Received(message, reply);
@@ -171,12 +224,13 @@ public final class Scenarios implements AutoCloseable {
           };
       FlowControlSettings flow =
           FlowControlSettings.newBuilder().setMaxOutstandingElementCount(maxOutstanding).build();
-      subscriber =
+      Subscriber.Builder builder =
           Subscriber.newBuilder(name, receiver)
-              .setChannelProvider(transport)
-              .setCredentialsProvider(NoCredentialsProvider.create())
+              .setCredentialsProvider(way.credentials())
               .setFlowControlSettings(flow)
-              .build();
+              .setParallelPullCount(streams);
+      subscriber =
+          (way.channel() != null ? builder.setChannelProvider(way.transport()) : builder.setEndpoint(way.address())).build();
       subscriber.startAsync();
       inboxes.add(this);
     }
@@ -229,13 +283,18 @@ public final class Scenarios implements AutoCloseable {
     return IntStream.range(0, count).mapToObj(n -> message(prefix + n)).toList();
   }
 
+  private Publisher.Builder publisher() {
+    Publisher.Builder builder =
+        Publisher.newBuilder(topic).setCredentialsProvider(way.credentials()).setEnableMessageOrdering(true);
+    return way.channel() != null ? builder.setChannelProvider(way.transport()) : builder.setEndpoint(way.address());
+  }
+
   private List<String> publish(List<PubsubMessage> messages) throws Exception {
-    Publisher publisher =
-        Publisher.newBuilder(topic)
-            .setChannelProvider(transport)
-            .setCredentialsProvider(NoCredentialsProvider.create())
-            .setEnableMessageOrdering(true)
-            .build();
+    return publish(publisher(), messages);
+  }
+
+  private static List<String> publish(Publisher.Builder builder, List<PubsubMessage> messages) throws Exception {
+    Publisher publisher = builder.build();
     try {
       List<ApiFuture<String>> futures = new ArrayList<>();
       messages.forEach(m -> futures.add(publisher.publish(m)));
@@ -279,9 +338,19 @@ public final class Scenarios implements AutoCloseable {
     }
   }
 
+  private void compressed() throws Exception {
+    pair(options());
+    PubsubMessage sent = message("x".repeat(5_000));
+    Publisher.Builder compressing = publisher().setEnableCompression(true).setCompressionBytesThreshold(1);
+    List<String> ids = publish(compressing, Collections.nCopies(20, sent));
+    List<Received> received = open(Scenarios::ack).take(20);
+    same(received, ids);
+    check(received.stream().allMatch(r -> r.message().getData().equals(sent.getData())), "other bytes came");
+  }
+
   private void large() throws Exception {
     pair(options());
-    PubsubMessage sent = message("x".repeat(9_000_000));
+    PubsubMessage sent = message("x".repeat(9_999_000));
     publish(List.of(sent));
     check(open(Scenarios::ack).take(1).get(0).message().getData().equals(sent.getData()), "other bytes came");
   }
@@ -300,6 +369,13 @@ public final class Scenarios implements AutoCloseable {
         };
     same(new Inbox(subscription, 10, handler).take(200), ids);
     check(most.get() <= 10, most + " were under way");
+  }
+
+  private void manyStreams() throws Exception {
+    pair(options());
+    Inbox inbox = new Inbox(subscription, 1000, STREAMS, Scenarios::ack);
+    List<String> ids = publish(numbers(1000, ""));
+    same(inbox.take(1000), ids);
   }
 
   private void nack() throws Exception {
@@ -438,8 +514,8 @@ public final class Scenarios implements AutoCloseable {
   private void schema() throws Exception {
     SchemaServiceSettings settings =
         SchemaServiceSettings.newBuilder()
-            .setTransportChannelProvider(transport)
-            .setCredentialsProvider(NoCredentialsProvider.create())
+            .setTransportChannelProvider(way.transport())
+            .setCredentialsProvider(way.credentials())
             .build();
     try (SchemaServiceClient schemas = SchemaServiceClient.create(settings)) {
       Schema schema = Schema.newBuilder().setType(Schema.Type.AVRO).setDefinition(SCHEMA).build();
@@ -459,15 +535,189 @@ public final class Scenarios implements AutoCloseable {
     }
   }
 
-  private void restart() throws Exception {
-    pair(options().setEnableExactlyOnceDelivery(true));
-    List<String> before = publish(numbers(50, "before-"));
-    same(confirmed(50), before);
-    List<String> expected = new ArrayList<>(publish(numbers(50, "kept-")));
-    HttpRequest request = HttpRequest.newBuilder(URI.create(System.getenv("LANDLINE_RESTART"))).build();
+  private void update() {
+    pair(options().putLabels("team", "a").setFilter("attributes.color = \"red\""));
+    Subscription change =
+        Subscription.newBuilder().setName(subscription).setAckDeadlineSeconds(42).putLabels("team", "b").build();
+    subscriptions.updateSubscription(change, mask("ack_deadline_seconds", "labels"));
+    Subscription shown = subscriptions.getSubscription(subscription);
+    check(shown.getAckDeadlineSeconds() == 42 && shown.getLabelsMap().equals(Map.of("team", "b")), "it shows " + shown);
+    check(!shown.getFilter().isEmpty(), "the filter is gone");
+    topics.updateTopic(Topic.newBuilder().setName(topic).putLabels("team", "c").build(), mask("labels"));
+    check(topics.getTopic(topic).getLabelsMap().equals(Map.of("team", "c")), "the topic has other labels");
+  }
+
+  private static FieldMask mask(String... paths) {
+    return FieldMask.newBuilder().addAllPaths(List.of(paths)).build();
+  }
+
+  private void iam() {
+    pair(options());
+    Binding viewer = Binding.newBuilder().setRole("roles/pubsub.viewer").addMembers("user:jane@shop.example").build();
+    topics.setIamPolicy(topic, Policy.newBuilder().addBindings(viewer).build());
+    Policy policy = topics.getIamPolicy(topic);
+    check(policy.getBindingsList().equals(List.of(viewer)) && !policy.getEtag().isEmpty(), "the policy is " + policy);
+    List<String> wanted = List.of("pubsub.topics.get", "pubsub.topics.publish");
+    List<String> tested = topics.testIamPermissions(topic, wanted).getPermissionsList().stream().sorted().toList();
+    check(tested.equals(wanted), "the permissions are " + tested);
+  }
+
+  private void idle() throws Exception {
+    pair(options());
+    Inbox inbox = open(Scenarios::ack);
+    Thread.sleep(IDLE_MILLISECONDS);
+    long before = System.nanoTime();
+    publish(numbers(1, "m"));
+    inbox.take(1);
+    long seconds = TimeUnit.NANOSECONDS.toSeconds(System.nanoTime() - before);
+    check(seconds < 5, "it took " + seconds + " s");
+    check(inbox.subscriber.isRunning(), "the subscriber ended");
+  }
+
+  /** The server closes each stream after about 3 s. */
+  private void reconnect() throws Exception {
+    pair(options());
+    Inbox inbox = open(Scenarios::ack);
+    List<String> ids = new ArrayList<>();
+    for (int n = 0; n < 24; n++) {
+      ids.addAll(publish(numbers(1, "m")));
+      Thread.sleep(500);
+    }
+    same(inbox.take(24), ids);
+    check(inbox.subscriber.isRunning(), "the subscriber ended");
+  }
+
+  private static void get(String variable) throws Exception {
+    HttpRequest request = HttpRequest.newBuilder(URI.create(System.getenv(variable))).build();
     int status = HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.discarding()).statusCode();
-    check(status == 200, "no restart: " + status);
-    expected.addAll(publish(numbers(50, "after-")));
-    same(confirmed(100), expected);
+    check(status == 200, variable + " answered " + status);
+  }
+
+  private static void waitUntil(Callable<Boolean> condition, String what) throws Exception {
+    long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(2 * SOON_SECONDS);
+    while (!condition.call()) {
+      check(System.nanoTime() < until, "waited in vain for " + what);
+      Thread.sleep(10);
+    }
+  }
+
+  /** Publishes, receives and acks while servers are killed, and notes every ack that was confirmed. */
+  private void kill() throws Exception {
+    pair(options().setEnableExactlyOnceDelivery(true));
+    Set<String> confirmed = ConcurrentHashMap.newKeySet();
+    Set<String> acked = ConcurrentHashMap.newKeySet();
+    Set<String> returned = ConcurrentHashMap.newKeySet();
+    Inbox inbox =
+        open(
+            received -> {
+              if (acked.contains(received.id())) {
+                returned.add(received.id());
+              }
+              ApiFutures.transform(
+                  (ApiFuture<AckResponse>) received.reply().ack(),
+                  answer -> answer == AckResponse.SUCCESSFUL && acked.add(received.id()),
+                  Runnable::run);
+            });
+    AtomicBoolean stop = new AtomicBoolean();
+    ConcurrentLinkedQueue<Throwable> failures = new ConcurrentLinkedQueue<>();
+    Publisher publisher = publisher().build();
+    Runnable keepPublishing =
+        () -> {
+          // The client repeats what fails meanwhile.
+          try {
+            while (!stop.get()) {
+              confirmed.add(publisher.publish(message("m")).get(2 * SOON_SECONDS, TimeUnit.SECONDS));
+            }
+          } catch (Exception error) {
+            failures.add(error);
+          }
+        };
+    List<Thread> publishers = IntStream.range(0, 4).mapToObj(n -> new Thread(keepPublishing)).toList();
+    publishers.forEach(Thread::start);
+    try {
+      for (int n = 0; n <= KILLS; n++) {
+        int wanted = confirmed.size() + BETWEEN_KILLS;
+        waitUntil(() -> confirmed.size() >= wanted || !failures.isEmpty(), "confirmed publishes");
+        check(failures.isEmpty(), "publishing failed with " + failures);
+        if (n < KILLS) {
+          get("LANDLINE_DISTURB");
+        }
+      }
+    } finally {
+      stop.set(true);
+      for (Thread thread : publishers) {
+        thread.join();
+      }
+      publisher.shutdown();
+    }
+    waitUntil(() -> acked.containsAll(confirmed), "the messages that are missing");
+    check(returned.isEmpty(), returned.size() + " messages came after their confirmed ack");
+    check(inbox.subscriber.isRunning(), "the subscriber ended");
+  }
+
+  private static void key() throws Exception {
+    trust(Path.of(System.getenv("SSL_CERT_FILE")));
+    String project = "project-" + Long.toHexString(System.nanoTime());
+    try (Scenarios admin = new Scenarios(with("admin"), project);
+        Scenarios reader = new Scenarios(with("reader"), project);
+        Scenarios nobody = new Scenarios(new Way(null, address(), NoCredentialsProvider.create()), project)) {
+      admin.pair(options());
+      List<String> ids = admin.publish(numbers(1, "m"));
+      same(admin.open(Scenarios::ack).take(1), ids);
+      check(reader.topics.getTopic(reader.topic).getName().equals(reader.topic), "another topic");
+      refused(StatusCode.Code.PERMISSION_DENIED, "pubsub.topics.publish", () -> reader.publish(numbers(1, "m")));
+      refused(StatusCode.Code.UNAUTHENTICATED, "", () -> nobody.topics.getTopic(nobody.topic));
+      new ArrayList<>(admin.inboxes).forEach(Inbox::close);
+      get("LANDLINE_DELETE_KEY");
+      waitUntil(
+          () -> {
+            try {
+              admin.topics.getTopic(admin.topic);
+              return false;
+            } catch (ApiException error) {
+              check(error.getStatusCode().getCode() == StatusCode.Code.UNAUTHENTICATED, "it ended with " + error);
+              return true;
+            }
+          },
+          "the end of the deleted key");
+    }
+  }
+
+  private static String address() {
+    return System.getenv("LANDLINE_ADDRESS");
+  }
+
+  private static Way with(String name) throws IOException {
+    try (FileInputStream file = new FileInputStream(System.getenv("LANDLINE_KEYS") + "/" + name + ".json")) {
+      return new Way(null, address(), FixedCredentialsProvider.create(ServiceAccountCredentials.fromStream(file)));
+    }
+  }
+
+  /** What `keytool` does for a user: Java reads roots from a key store only. */
+  private static void trust(Path certificate) throws Exception {
+    KeyStore store = KeyStore.getInstance("PKCS12");
+    store.load(null, null);
+    try (FileInputStream file = new FileInputStream(certificate.toFile())) {
+      store.setCertificateEntry("landline", CertificateFactory.getInstance("X.509").generateCertificate(file));
+    }
+    Path made = Files.createTempFile("landline-roots-", ".p12");
+    made.toFile().deleteOnExit();
+    try (FileOutputStream file = new FileOutputStream(made.toFile())) {
+      store.store(file, "changeit".toCharArray());
+    }
+    System.setProperty("javax.net.ssl.trustStore", made.toString());
+    System.setProperty("javax.net.ssl.trustStorePassword", "changeit");
+  }
+
+  private static void refused(StatusCode.Code code, String text, Callable<?> call) throws Exception {
+    try {
+      call.call();
+    } catch (Exception error) {
+      Throwable cause = error instanceof ExecutionException ? error.getCause() : error;
+      boolean right = cause instanceof ApiException api && api.getStatusCode().getCode() == code;
+      check(right && cause.getMessage().contains(text), "instead of " + code + ": " + cause);
+      return;
+    }
+    throw new AssertionError("no " + code);
   }
 }
