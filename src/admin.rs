@@ -4,6 +4,7 @@ mod collect;
 mod console;
 mod exposition;
 mod families;
+mod otlp;
 mod process;
 mod requests;
 mod server;
@@ -19,7 +20,11 @@ pub use self::{
     families::markdown,
     requests::{Call, Requests},
 };
-use crate::{auth::Authenticator, connector::Connector};
+use crate::{
+    auth::Authenticator,
+    connector::Connector,
+    telemetry::{Counts, wire},
+};
 
 /// Asks whether the server serves, as its health service answers it.
 pub type Ready = Box<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
@@ -32,6 +37,7 @@ pub struct Admin {
     /// Open connections of the API's port.
     connections: OnceLock<Arc<AtomicUsize>>,
     authenticator: OnceLock<Arc<Authenticator>>,
+    exports: OnceLock<Arc<Counts>>,
     /// Scrapes go one by one: the second would only do the same work at the same time.
     turn: tokio::sync::Mutex<()>,
 }
@@ -40,8 +46,9 @@ impl Admin {
     /// Answers from now on, first without what lies behind the API.
     pub fn new(ready: Ready, requests: Arc<Requests>) -> Arc<Self> {
         let turn = tokio::sync::Mutex::new(());
-        let (connector, connections, authenticator) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(Self { ready, requests, connector, connections, authenticator, turn })
+        let (connector, connections, authenticator, exports) =
+            (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Arc::new(Self { ready, requests, connector, connections, authenticator, exports, turn })
     }
 
     /// From now on topics and subscriptions are shown.
@@ -57,6 +64,18 @@ impl Admin {
     /// The counters of refused calls.
     pub fn watch_refusals(&self, authenticator: Arc<Authenticator>) {
         let _ = self.authenticator.set(authenticator);
+    }
+
+    /// The counters of telemetry that is sent.
+    pub fn watch_exports(&self, counts: Arc<Counts>) {
+        let _ = self.exports.set(counts);
+    }
+
+    /// All metrics now, as OTLP has them.
+    pub async fn report(&self) -> Vec<wire::Metric> {
+        let mut report = otlp::Report::default();
+        self.collect(&mut report).await;
+        report.into_metrics()
     }
 
     fn open_connections(&self) -> usize {

@@ -6,6 +6,7 @@ mod coalesce;
 mod connection;
 mod dispatch;
 mod exchange;
+mod exporting;
 mod health;
 pub mod healthcheck;
 pub mod import;
@@ -37,6 +38,7 @@ use tonic_health::pb::health_server::HealthServer;
 use self::{
     connection::Server,
     dispatch::{Dispatch, Services},
+    exporting::Exporting,
     health::Readiness,
     security::Security,
     signals::Signals,
@@ -87,6 +89,8 @@ pub enum Error {
     Bench(String),
     #[error("push: {0}")]
     Push(String),
+    #[error("{0}")]
+    Telemetry(String),
 }
 
 /// Exit code when a second signal cuts the drain short.
@@ -107,19 +111,22 @@ pub fn serve(settings: Settings) -> Result<(), Error> {
     done
 }
 
-async fn run(settings: Settings) -> Result<(), Error> {
+async fn run(mut settings: Settings) -> Result<(), Error> {
     let mut signals = Signals::new().map_err(Error::System)?;
     // First, so that a busy port is noticed before anything is touched. Nothing is answered yet.
     let listeners = listen::open(&settings)?;
     let tls = settings.tls.is_set().then(|| Acceptor::open(&settings.tls)).transpose()?;
     let security = Security::open(&settings)?;
     let admin_listener = listen::open_admin(&settings)?;
+    let exporting = Exporting::open(&settings.telemetry).map_err(Error::Telemetry)?;
+    settings.connector.tracer = exporting.tracer().cloned();
     let readiness = Readiness::default();
     let port = listeners.first().and_then(|listener| listener.local_addr().ok()).map_or(settings.port, |address| address.port());
     let requests = Requests::new(methods()?);
     let early = early_services(&settings, &readiness)?;
-    let dispatch =
-        Dispatch::new(early, security.authenticator.clone(), requests.clone()).map_err(|e| Error::Descriptors(e.to_string()))?;
+    let traced = exporting.tracer().is_some();
+    let dispatch = Dispatch::new(early, security.authenticator.clone(), requests.clone(), traced)
+        .map_err(|e| Error::Descriptors(e.to_string()))?;
     let admin = Admin::new(readiness.probe(), requests);
     let admin_address = serve_admin(&admin, admin_listener);
 
@@ -133,8 +140,9 @@ async fn run(settings: Settings) -> Result<(), Error> {
         },
         _ = signals.next() => return Ok(()),
     };
+    let front = Front { security: &security, dispatch: &dispatch, readiness: &readiness, admin: &admin, exporting: &exporting };
     if let Some(core) = &core {
-        open(core, &security, &dispatch, &readiness, &admin)?;
+        front.open(core)?;
     }
 
     let drain = CancellationToken::new();
@@ -149,11 +157,11 @@ async fn run(settings: Settings) -> Result<(), Error> {
 
     let signal = tokio::select! {
         signal = signals.next() => signal,
-        error = open_later(&settings, port, &mut core, &security, &dispatch, &readiness, &admin) => return Err(error),
+        error = front.open_later(&settings, port, &mut core) => return Err(error),
     };
     tracing::info!(signal, seconds = settings.drain_seconds, "draining");
     tokio::select! {
-        () = serving.stop(&settings, core, &readiness) => {
+        () = serving.stop(&settings, core, &front) => {
             tracing::info!("stopped");
             Ok(())
         }
@@ -170,40 +178,44 @@ fn early_services(settings: &Settings, readiness: &Readiness) -> Result<Services
     if settings.enable_reflection { reflection::add(services).map_err(Error::Descriptors) } else { Ok(services) }
 }
 
-/// Serves everything from now on.
-fn open(core: &Core, security: &Security, dispatch: &Dispatch, readiness: &Readiness, admin: &Admin) -> Result<(), Error> {
-    let services = start::services(&core.connector, &security.start(&core.connector)?);
-    #[cfg(feature = "push")]
-    dispatch.publish(core.push.issuer.clone());
-    dispatch.open(services);
-    readiness.open(core.broker.clone());
-    admin.open(core.connector.clone());
-    Ok(())
+/// What stands before the core, and hears of it once it is there.
+struct Front<'r> {
+    security: &'r Security,
+    dispatch: &'r Dispatch,
+    readiness: &'r Readiness,
+    admin: &'r Arc<Admin>,
+    exporting: &'r Exporting,
 }
 
-/// Opens the core if it is not open; comes back only with an error that waiting does not mend.
-async fn open_later(
-    settings: &Settings,
-    port: u16,
-    core: &mut Option<Core>,
-    security: &Security,
-    dispatch: &Dispatch,
-    readiness: &Readiness,
-    admin: &Admin,
-) -> Error {
-    if core.is_none() {
-        match start::open_patiently(settings, port).await {
-            Ok(opened) => {
-                if let Err(error) = open(&opened, security, dispatch, readiness, admin) {
-                    return error;
-                }
-                tracing::info!(node = opened.connector.options().node_id, "the broker is ready");
-                *core = Some(opened);
-            }
-            Err(error) => return error,
-        }
+impl Front<'_> {
+    /// Serves everything from now on.
+    fn open(&self, core: &Core) -> Result<(), Error> {
+        let services = start::services(&core.connector, &self.security.start(&core.connector)?);
+        #[cfg(feature = "push")]
+        self.dispatch.publish(core.push.issuer.clone());
+        self.dispatch.open(services);
+        self.readiness.open(core.broker.clone());
+        self.admin.open(core.connector.clone());
+        self.exporting.begin(&core.connector.options().node_id, self.admin);
+        Ok(())
     }
-    std::future::pending().await
+
+    /// Opens the core if it is not open; comes back only with an error that waiting does not mend.
+    async fn open_later(&self, settings: &Settings, port: u16, core: &mut Option<Core>) -> Error {
+        if core.is_none() {
+            match start::open_patiently(settings, port).await {
+                Ok(opened) => {
+                    if let Err(error) = self.open(&opened) {
+                        return error;
+                    }
+                    tracing::info!(node = opened.connector.options().node_id, "the broker is ready");
+                    *core = Some(opened);
+                }
+                Err(error) => return error,
+            }
+        }
+        std::future::pending().await
+    }
 }
 
 /// Paths of all methods of the API, and whether they are streams.
@@ -251,9 +263,9 @@ impl Serving {
         Ok(Self { addresses, workers, accepting, stop, drain })
     }
 
-    /// Ends in order: health, no new work, the calls under way, the connections, the broker.
-    async fn stop(mut self, settings: &Settings, mut core: Option<Core>, readiness: &Readiness) {
-        readiness.drain();
+    /// Ends in order: health, no new work, the calls under way, the connections, the telemetry, the broker.
+    async fn stop(mut self, settings: &Settings, mut core: Option<Core>, front: &Front<'_>) {
+        front.readiness.drain();
         // Whoever asks for health learns it meanwhile, and sends no new clients here.
         tokio::time::sleep(Duration::from_secs(settings.drain_delay_seconds)).await;
         let limit = tokio::time::sleep(Duration::from_secs(settings.drain_seconds));
@@ -274,6 +286,7 @@ impl Serving {
         }
         self.workers.abort();
         self.workers.ended().await;
+        front.exporting.end().await;
         if let Some(core) = core
             && tokio::time::timeout(BROKER_CLOSE_TIMEOUT, core.broker.close()).await.is_err()
         {

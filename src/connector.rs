@@ -8,6 +8,7 @@ use tokio::task::AbortHandle;
 use crate::{
     broker::Broker,
     model::{SubscriptionName, TopicName},
+    telemetry::Tracer,
 };
 
 pub mod ack_id;
@@ -35,6 +36,7 @@ mod settle;
 mod snapshots;
 mod subscriptions;
 mod topics;
+pub mod traces;
 #[cfg_attr(not(feature = "transforms"), path = "connector/transforms/off.rs")]
 pub mod transforms;
 pub mod validate;
@@ -71,6 +73,8 @@ pub struct Options {
     pub exactly_once_scope: Scope,
     /// Names this node in ack ids.
     pub node_id: String,
+    /// Records spans; none where nothing is traced.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 /// Reach of exactly-once leases.
@@ -95,6 +99,7 @@ impl Default for Options {
             nack_bypasses_backoff: false,
             exactly_once_scope: Scope::Cluster,
             node_id: String::new(),
+            tracer: None,
         }
     }
 }

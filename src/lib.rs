@@ -1,7 +1,7 @@
 //! Landline: a server for the Google Cloud Pub/Sub API that keeps messages on the operator's own ground.
 //!
 //! The layers, from the edge inwards: `app`, `api` (transports), `connector` (use cases), `rules` (pure decisions),
-//! `broker` (the port and its engines) and `model` (the vocabulary). Imports run inwards only.
+//! `broker` (the port and its engines) and `model` (the vocabulary); beside them `telemetry` and `tls`. Imports run inwards only.
 
 pub mod admin;
 pub mod api;
@@ -15,4 +15,5 @@ pub mod model;
 pub mod push;
 pub mod rules;
 pub mod settings;
+pub mod telemetry;
 pub mod tls;

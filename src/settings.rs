@@ -20,7 +20,7 @@ pub use self::{
     source::Given,
     value::{Bind, BrokerUrl, Durability, LogFormat, masked},
 };
-use crate::{auth, connector, tls};
+use crate::{auth, connector, telemetry, tls};
 
 /// Where metrics are served unless something else is said. On this address alone the server does without when it is taken,
 /// so that two servers run side by side on one machine.
@@ -57,6 +57,8 @@ pub struct Settings {
     pub push_ca_file: PathBuf,
     /// URL of the issuer of push tokens, empty for one made from the address.
     pub push_issuer: String,
+    /// Where metrics and spans are sent by OTLP.
+    pub telemetry: telemetry::Options,
     /// Time a stop leaves balancers to look elsewhere, before it ends anything.
     pub drain_delay_seconds: u64,
     /// Longest time a stop waits for calls under way.
@@ -90,6 +92,7 @@ impl Default for Settings {
             push_internal_networks: true,
             push_ca_file: PathBuf::new(),
             push_issuer: String::new(),
+            telemetry: telemetry::Options::default(),
             drain_delay_seconds: 0,
             drain_seconds: 25,
             log: "info".into(),
@@ -170,7 +173,7 @@ impl Loaded {
 
 /// A value as errors show it: without its secrets.
 fn shown(key: &str, value: &str) -> String {
-    let secret = ["PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "PRIVATE"].iter().any(|word| key.contains(word));
+    let secret = ["PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "PRIVATE", "OTLP_HEADERS"].iter().any(|word| key.contains(word));
     if secret { "***".into() } else { masked(value) }
 }
 
@@ -195,6 +198,9 @@ impl Settings {
                 "TLS_CLIENT_AUTH={}: must be optional or required where TLS_CLIENT_CA_FILE is given, and only there; both need TLS_CERT_FILE",
                 value::client_auth_name(tls.client_auth)
             )));
+        }
+        if self.telemetry.traces.is_some() && self.telemetry.endpoint.is_empty() {
+            wrong.push(Wrong("OTLP_TRACES: needs OTLP_ENDPOINT, the collector that takes them".into()));
         }
         self.contradictions_of_auth(&mut wrong);
         wrong

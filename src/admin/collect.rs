@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 
 use super::{
     Admin,
-    exposition::{Kind, Labels, Text},
+    exposition::{Kind, Labels, Sink, Text},
     families::{self, Family, Fixed, Values},
     process,
     requests::CODES,
@@ -22,6 +22,7 @@ use crate::{
         meters::{Meters, SubscriptionMeter, TopicMeter},
     },
     model::{Subscription, meter::HistogramView},
+    telemetry::Signal,
 };
 
 /// Records read at once.
@@ -69,23 +70,30 @@ impl Row for SubscriptionRow {
 impl Admin {
     /// Everything, as Prometheus reads it.
     pub(super) async fn metrics(&self) -> String {
-        let _turn = self.turn.lock().await;
         let mut text = Text::default();
+        self.collect(&mut text).await;
+        text.into_string()
+    }
+
+    /// Everything, now.
+    pub(super) async fn collect(&self, text: &mut (dyn Sink + Send)) {
+        let _turn = self.turn.lock().await;
         let ready = (self.ready)().await;
-        one(&mut text, &families::BUILD, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
-        one(&mut text, &families::READY, &[], f64::from(u8::from(ready)));
-        one(&mut text, &families::CONNECTIONS, &[], self.open_connections() as f64);
+        one(text, &families::BUILD, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+        one(text, &families::READY, &[], f64::from(u8::from(ready)));
+        one(text, &families::CONNECTIONS, &[], self.open_connections() as f64);
         if let Some(authenticator) = self.authenticator.get() {
-            head(&mut text, &families::REFUSALS);
+            head(text, &families::REFUSALS);
             for (reason, count) in [("unauthenticated", authenticator.unauthenticated()), ("denied", authenticator.denied())] {
-                text.sample(families::REFUSALS.name, &[("reason", reason)], count);
+                text.sample(families::REFUSALS.name, &[("reason", reason)], count as f64);
             }
         }
-        self.requests(&mut text);
+        self.requests(text);
+        self.exports(text);
         if let Some(connector) = self.connector.get() {
-            broker_measures(&mut text, &connector.broker().measures());
+            broker_measures(text, &connector.broker().measures());
             // A broker that is away shows in `landline_ready`; the rest is still worth having.
-            if let Err(error) = resources(&mut text, connector).await {
+            if let Err(error) = resources(text, connector).await {
                 tracing::debug!(%error, "topics and subscriptions are left out of the metrics");
             }
         }
@@ -98,17 +106,33 @@ impl Admin {
                 own.max_files as f64,
                 own.started_at,
             ];
-            families::PROCESS.iter().zip(values).for_each(|(family, value)| one(&mut text, family, &[], value));
+            families::PROCESS.iter().zip(values).for_each(|(family, value)| one(text, family, &[], value));
         }
-        text.into_string()
     }
 
-    fn requests(&self, text: &mut Text) {
+    /// What became of telemetry sent by OTLP.
+    fn exports(&self, text: &mut dyn Sink) {
+        head(text, &families::SPANS);
+        if let Some(counts) = self.exports.get() {
+            for (outcome, counter) in [("exported", &counts.exported), ("dropped", &counts.dropped), ("failed", &counts.failed)] {
+                text.sample(families::SPANS.name, &[("outcome", outcome)], counter.load(Relaxed) as f64);
+            }
+        }
+        head(text, &families::EXPORTS);
+        for (signal, label) in Signal::ALL {
+            let Some(counts) = self.exports.get() else { break };
+            for (outcome, counter) in ["taken", "refused"].into_iter().zip(&counts.requests[signal as usize]) {
+                text.sample(families::EXPORTS.name, &[("signal", label), ("outcome", outcome)], counter.load(Relaxed) as f64);
+            }
+        }
+    }
+
+    fn requests(&self, text: &mut dyn Sink) {
         head(text, &families::REQUESTS);
         for (service, method, counts) in self.requests.called() {
             for (code, name) in CODES.iter().enumerate().filter(|(code, _)| counts.answered(*code) > 0) {
                 let labels = [("service", service), ("method", method), ("code", *name)];
-                text.sample(families::REQUESTS.name, &labels, counts.answered(code));
+                text.sample(families::REQUESTS.name, &labels, counts.answered(code) as f64);
             }
         }
         head(text, &families::LATENCY);
@@ -121,26 +145,26 @@ impl Admin {
     }
 }
 
-fn head(text: &mut Text, family: &Fixed) {
+fn head(text: &mut dyn Sink, family: &Fixed) {
     text.head(family.name, family.kind, family.about);
 }
 
-fn one(text: &mut Text, family: &Fixed, labels: Labels, value: f64) {
+fn one(text: &mut dyn Sink, family: &Fixed, labels: Labels, value: f64) {
     head(text, family);
     text.sample(family.name, labels, value);
 }
 
-fn broker_measures(text: &mut Text, measures: &[broker::Measure]) {
+fn broker_measures(text: &mut dyn Sink, measures: &[broker::Measure]) {
     for measure in measures {
         let name = format!("landline_broker_{}", measure.name);
         match &measure.value {
             MeasureValue::Counter(value) => {
                 text.head(&name, Kind::Counter, measure.about);
-                text.sample(&name, &[], value);
+                text.sample(&name, &[], *value as f64);
             }
             MeasureValue::Gauge(value) => {
                 text.head(&name, Kind::Gauge, measure.about);
-                text.sample(&name, &[], value);
+                text.sample(&name, &[], *value);
             }
             MeasureValue::Histogram(view) => {
                 text.head(&name, Kind::Histogram, measure.about);
@@ -150,7 +174,7 @@ fn broker_measures(text: &mut Text, measures: &[broker::Measure]) {
     }
 }
 
-async fn resources(text: &mut Text, connector: &Connector) -> Result<(), Error> {
+async fn resources(text: &mut (dyn Sink + Send), connector: &Connector) -> Result<(), Error> {
     let (topics, topic_count, topics_beyond) = topic_rows(connector).await?;
     let (subscriptions, subscription_count, subscriptions_beyond) = subscription_rows(connector).await?;
     families::TOPICS.iter().for_each(|family| write(text, family, "topic_id", &topics));
@@ -168,13 +192,13 @@ async fn resources(text: &mut Text, connector: &Connector) -> Result<(), Error> 
     {
         head(text, family);
         for (kind, count) in ["topic", "subscription"].into_iter().zip(counts) {
-            text.sample(family.name, &[("kind", kind)], count);
+            text.sample(family.name, &[("kind", kind)], count as f64);
         }
     }
     Ok(())
 }
 
-fn write<R: Row>(text: &mut Text, family: &Family<R>, id_label: &str, rows: &[R]) {
+fn write<R: Row>(text: &mut dyn Sink, family: &Family<R>, id_label: &str, rows: &[R]) {
     text.head(family.name, family.kind, family.about);
     for row in rows {
         let (project, id) = row.names();

@@ -1,6 +1,6 @@
-//! The text format of Prometheus, version 0.0.4.
+//! What metrics are written to, and the text format of Prometheus, version 0.0.4.
 
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 
 use crate::model::meter::{BOUNDS_MICROS, HistogramView};
 
@@ -28,24 +28,31 @@ impl Kind {
 /// Labels of a sample.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// An exposition in the making. All samples of a family come after its head.
+/// Takes metrics: the head of a family first, then all its samples.
+pub trait Sink {
+    fn head(&mut self, name: &str, kind: Kind, about: &str);
+    fn sample(&mut self, name: &str, labels: Labels, value: f64);
+    fn histogram(&mut self, name: &str, labels: Labels, view: &HistogramView);
+}
+
+/// An exposition in the making.
 #[derive(Debug, Default)]
 pub struct Text {
     text: String,
 }
 
-impl Text {
-    pub fn head(&mut self, name: &str, kind: Kind, about: &str) {
+impl Sink for Text {
+    fn head(&mut self, name: &str, kind: Kind, about: &str) {
         // Writing to a string does not fail.
         let _ = writeln!(self.text, "# HELP {name} {about}.\n# TYPE {name} {}", kind.name());
     }
 
-    pub fn sample(&mut self, name: &str, labels: Labels, value: impl Display) {
+    fn sample(&mut self, name: &str, labels: Labels, value: f64) {
         self.series(name, "", labels, None);
         let _ = writeln!(self.text, " {value}");
     }
 
-    pub fn histogram(&mut self, name: &str, labels: Labels, view: &HistogramView) {
+    fn histogram(&mut self, name: &str, labels: Labels, view: &HistogramView) {
         let mut total = 0;
         let bounds = BOUNDS_MICROS.iter().map(|micros| format!("{}", *micros as f64 / 1e6)).chain(["+Inf".to_owned()]);
         for (bound, count) in bounds.zip(view.buckets) {
@@ -58,7 +65,9 @@ impl Text {
         self.series(name, "_count", labels, None);
         let _ = writeln!(self.text, " {total}");
     }
+}
 
+impl Text {
     fn series(&mut self, name: &str, suffix: &str, labels: Labels, bound: Option<&str>) {
         self.text.push_str(name);
         self.text.push_str(suffix);
@@ -100,7 +109,7 @@ mod tests {
     fn samples_and_their_labels_are_written_as_prometheus_reads_them() {
         let mut text = Text::default();
         text.head("a_total", Kind::Counter, "All of it");
-        text.sample("a_total", &[], 3);
+        text.sample("a_total", &[], 3.0);
         text.sample("a_total", &[("b", "x\"\\\ny"), ("c", "")], 1.5);
         let expected = "# HELP a_total All of it.\n# TYPE a_total counter\na_total 3\na_total{b=\"x\\\"\\\\\\ny\",c=\"\"} 1.5\n";
         assert_eq!(text.into_string(), expected);

@@ -260,6 +260,18 @@ pub static REFUSALS: Fixed = fixed(
 pub static READY: Fixed =
     fixed("landline_ready", Kind::Gauge, "", "1 while the server serves, 0 while the broker is away and while it drains");
 pub static BUILD: Fixed = fixed("landline_build_info", Kind::Gauge, "version", "1, labelled with the program's version");
+pub static SPANS: Fixed = fixed(
+    "landline_otlp_spans_total",
+    Kind::Counter,
+    "outcome",
+    "Spans for the OTLP collector: exported, dropped (no room to wait), failed (not taken); no samples without a collector",
+);
+pub static EXPORTS: Fixed = fixed(
+    "landline_otlp_requests_total",
+    Kind::Counter,
+    "signal, outcome",
+    "Requests to the OTLP collector, of traces and metrics: taken, refused; no samples without a collector",
+);
 pub static RESOURCES: Fixed = fixed("landline_resources", Kind::Gauge, "kind", "Topics and subscriptions of the whole broker");
 pub static UNLISTED: Fixed = fixed(
     "landline_metered_out",
@@ -290,7 +302,8 @@ pub fn markdown() -> String {
     for family in SUBSCRIPTIONS {
         row(family.name, family.kind, &joined("project_id, subscription_id", family.label), family.google, family.about);
     }
-    let server = [&PUSH_LATENCY, &REQUESTS, &LATENCY, &CONNECTIONS, &REFUSALS, &READY, &BUILD, &RESOURCES, &UNLISTED];
+    let server =
+        [&PUSH_LATENCY, &REQUESTS, &LATENCY, &CONNECTIONS, &REFUSALS, &READY, &BUILD, &SPANS, &EXPORTS, &RESOURCES, &UNLISTED];
     for fixed in server.into_iter().chain(&PROCESS) {
         row(fixed.name, fixed.kind, fixed.labels, fixed.google, fixed.about);
     }

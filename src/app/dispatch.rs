@@ -25,6 +25,7 @@ use crate::{
         exchange,
     },
     auth::{Authenticator, CallerRef, Invalid, Mode, Peer},
+    telemetry,
 };
 
 /// The eventual answer.
@@ -86,6 +87,8 @@ struct Shared {
     /// Services that answer from the start.
     early: Services,
     requests: Arc<Requests>,
+    /// Whether anybody wants to know what calls are a part of.
+    traced: bool,
     /// Services that need the broker, once it is there.
     late: OnceLock<Services>,
     /// The issuer of push tokens, whose documents everybody may read.
@@ -103,6 +106,22 @@ impl Service<Request<Body>> for Grpc {
     }
 
     fn call(&mut self, request: Request<Body>) -> Answer {
+        let parent = if self.shared.traced { trace_parent(&request) } else { None };
+        let answer = self.route(request);
+        match parent {
+            None => answer,
+            parent => Box::pin(telemetry::under(parent, answer)),
+        }
+    }
+}
+
+/// What the caller says its call is a part of.
+fn trace_parent(request: &Request<Body>) -> Option<telemetry::Context> {
+    telemetry::Context::parse(request.headers().get("traceparent")?.to_str().ok()?)
+}
+
+impl Grpc {
+    fn route(&self, request: Request<Body>) -> Answer {
         let name = service_name(request.uri().path());
         let counted = self.shared.requests.begin(request.uri().path());
         if let Some(service) = self.shared.early.find(name) {
@@ -133,6 +152,7 @@ pub fn within(
         early: services,
         late: OnceLock::new(),
         requests: Arc::default(),
+        traced: false,
         #[cfg(feature = "push")]
         issuer: OnceLock::new(),
     };
@@ -151,14 +171,21 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// Serves `early` at once, counts every call in `requests`, and answers the rest with UNAVAILABLE until [`open`](Self::open).
+    /// Where calls are `traced`, what their callers say of that is listened to.
     ///
     /// # Errors
     /// When the API's descriptors are faulty.
-    pub fn new(early: Services, authenticator: Arc<Authenticator>, requests: Arc<Requests>) -> Result<Self, SetupError> {
+    pub fn new(
+        early: Services,
+        authenticator: Arc<Authenticator>,
+        requests: Arc<Requests>,
+        traced: bool,
+    ) -> Result<Self, SetupError> {
         let grpc = Grpc {
             shared: Arc::new(Shared {
                 early,
                 requests,
+                traced,
                 late: OnceLock::new(),
                 #[cfg(feature = "push")]
                 issuer: OnceLock::new(),

@@ -65,6 +65,11 @@ impl PushAnswer {
         (Self::Unreachable, "unreachable"),
     ];
 
+    /// Its label.
+    pub fn label(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
     /// The class of an HTTP status that does not acknowledge.
     pub fn of_status(status: u16) -> Self {
         match status {

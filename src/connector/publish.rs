@@ -8,6 +8,7 @@ use futures::{StreamExt, TryStreamExt};
 use super::{
     Connector, Error, SubscriptionEntry, TopicEntry,
     catalog::{Route, RouteTarget},
+    traces::end_sending,
 };
 use crate::{
     broker::{Append, Appended, Attached, BrokerError, Target},
@@ -62,6 +63,15 @@ impl Connector {
     /// # Errors
     /// A message or the count out of bounds, an unknown topic, or the broker's refusal.
     pub async fn publish(&self, name: &TopicName, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
+        let trace = self.trace_sending(name, &messages);
+        let published = self.publish_counted(name, messages).await;
+        if let Some(batch) = trace {
+            end_sending(batch, &published);
+        }
+        published
+    }
+
+    async fn publish_counted(&self, name: &TopicName, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
         check_count(messages.len())?;
         let topic = self.topic(name).await?;
         let published = self.publish_to(&topic, messages).await;

@@ -26,6 +26,7 @@ use crate::{
         meter::add,
     },
     rules::{flow_control, lease},
+    telemetry,
 };
 
 /// How often a call starts over because the subscription changed under it, before it gives up.
@@ -134,7 +135,7 @@ impl Connector {
             Ok(count) if count > 0 => count.min(MAX_PULL_MESSAGES),
             _ => return Err(Error::Argument("max_messages".into())),
         };
-        let until = Instant::now() + wait;
+        let (until, began) = (Instant::now() + wait, self.traced_now());
         for restarts in 0..MAX_RESTARTS {
             let entry = self.pullable(name).await?;
             let channel = self.delivery.channel(&entry.queue);
@@ -142,7 +143,11 @@ impl Connector {
                 add(&channel.meter.pulls, 1);
             }
             match self.pull_from(&entry, &channel, max_messages, until).await {
-                Ok(Some(leased)) => return Ok(self.pulled(&channel, leased)),
+                Ok(Some(leased)) => {
+                    let pulled = self.pulled(&channel, leased);
+                    self.trace_receiving(name, telemetry::parent(), began, &pulled.messages);
+                    return Ok(pulled);
+                }
                 // The subscription changed.
                 Ok(None) => {}
                 Err(PullError::Broker(BrokerError::Gone)) => self.forget_subscription(name),

@@ -19,6 +19,7 @@ use super::{Connector, Error, pull::Delivered};
 use crate::{
     model::SubscriptionName,
     rules::{flow_control::Limits, lease},
+    telemetry,
 };
 
 /// Streams end after their time give or take this part of it, so that they don't all come back at once.
@@ -119,8 +120,10 @@ impl Connector {
             answers_pings: opening.protocol_version > 0,
             closes_at: Instant::now() + self.stream_life(),
         };
-        self.delivery.tasks.spawn(incoming.run(opening.request, Box::pin(requests), gone));
-        Ok(Outgoing::new(self.clone(), channel, shared, limits, alive).into_stream())
+        let parent = telemetry::parent();
+        let incoming = incoming.run(opening.request, Box::pin(requests), gone);
+        self.delivery.tasks.spawn(telemetry::under(parent, incoming));
+        Ok(Outgoing::new(self.clone(), channel, shared, limits, alive, parent).into_stream())
     }
 
     fn stream_life(&self) -> Duration {

@@ -6,11 +6,13 @@ use super::{
     AckFailure, Connector, Error, Scope, SubscriptionEntry,
     ack_id::{AckId, AckIdError},
     channel::Channel,
+    traces::end_settling,
 };
 use crate::{
     broker::{BrokerError, DeadlineChange, LeaseToken, Outcome},
     model::{SubscriptionName, meter::add},
     rules::lease,
+    telemetry::Operation,
 };
 
 /// Characters of an ack id that an error repeats: more than any genuine one has.
@@ -60,6 +62,18 @@ impl Connector {
         channel: &Channel,
         ack_ids: &[String],
     ) -> Result<Vec<Outcome>, Error> {
+        let settling = self.trace_settling(entry, ack_ids, |_| Operation::ACK);
+        let outcomes = self.acknowledge_counted(entry, channel, ack_ids).await;
+        end_settling(settling, &outcomes);
+        outcomes
+    }
+
+    async fn acknowledge_counted(
+        &self,
+        entry: &SubscriptionEntry,
+        channel: &Channel,
+        ack_ids: &[String],
+    ) -> Result<Vec<Outcome>, Error> {
         let read = self.read(entry, channel, ack_ids)?;
         let outcomes = merge(self.known(entry, channel.acks.run(read.tokens).await)?, &read.invalid);
         channel.meter.settled(&channel.meter.acknowledged, &outcomes);
@@ -68,6 +82,20 @@ impl Connector {
 
     /// The same for deadlines: `deadline_ms` of the id at an index.
     pub(super) async fn modify_on(
+        &self,
+        entry: &SubscriptionEntry,
+        channel: &Channel,
+        ack_ids: &[String],
+        deadline_ms: impl Fn(usize) -> u64,
+    ) -> Result<Vec<Outcome>, Error> {
+        let operation = |index| if deadline_ms(index) == 0 { Operation::NACK } else { Operation::MODACK };
+        let settling = self.trace_settling(entry, ack_ids, operation);
+        let outcomes = self.modify_counted(entry, channel, ack_ids, &deadline_ms).await;
+        end_settling(settling, &outcomes);
+        outcomes
+    }
+
+    async fn modify_counted(
         &self,
         entry: &SubscriptionEntry,
         channel: &Channel,

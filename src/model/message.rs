@@ -283,6 +283,12 @@ impl EncodedMessage {
         put_varint(out, nanos);
     }
 
+    /// The value of one attribute of an encoded message; of a repeated key the last. None also for what is no message.
+    pub fn attribute_of<'w>(wire: &'w [u8], key: &str) -> Option<&'w str> {
+        let entries = fields(wire).filter_map(Result::ok).filter(|field| field.number == 2 && field.wire_type == 2);
+        entries.filter_map(|field| entry(field.value).ok()).filter(|(found, _)| *found == key).map(|(_, value)| value).last()
+    }
+
     /// The id and the publish time (milliseconds since the epoch) that [`seal`](Self::seal) put into a stored encoding.
     pub fn sealed(wire: &[u8]) -> Option<(&str, u64)> {
         let (mut id, mut time) = (None, None);

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use http::header;
+use http::{HeaderValue, header};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +13,9 @@ use crate::{
     connector::{
         Connector, SubscriptionEntry,
         meters::{Delivery, PushAnswer, SubscriptionMeter},
+        traces::{created, facts},
     },
+    telemetry::{Context, Operation},
 };
 
 /// The lease outlasts the request's time-out, so that the answer settles it.
@@ -167,8 +169,15 @@ impl Worker {
             // Dropped or failed, and settled as such.
             let Some(leased) = leased else { return (slot, None) };
             meter.sent(Delivery::Push, 1, leased.message.len() as u64);
+            let name = &entry.subscription.name;
+            let created = [created(&leased.message)];
+            let trace = connector.tracer().and_then(|tracer| tracer.begin(Operation::PUSH, name.project(), name.id(), created));
             let began = Instant::now();
-            let pushed = post(&outside, &entry, &leased, timeout).await;
+            let pushed = post(&outside, &entry, &leased, timeout, trace.as_ref().and_then(|trace| trace.context())).await;
+            if let Some(trace) = trace {
+                let failed = pushed.as_ref().err().map(|failed| (failed.answer.label(), failed.why.as_str()));
+                trace.end(|_| facts(&leased.message, leased.delivery_attempt), failed);
+            }
             meter.push_latency.observe(began.elapsed());
             meter.pushed(pushed.as_ref().map_or_else(|failed| failed.answer, |()| PushAnswer::Acknowledged));
             let settled = if pushed.is_ok() {
@@ -225,7 +234,13 @@ impl Worker {
 }
 
 /// Posts a message. Whatever keeps the endpoint from being asked is as bad as a refusal.
-async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, timeout: Duration) -> Pushed {
+async fn post(
+    outside: &Outside,
+    entry: &SubscriptionEntry,
+    leased: &Leased,
+    timeout: Duration,
+    trace: Option<Context>,
+) -> Pushed {
     let subscription = &entry.subscription;
     let internal = |why: String| Failed { answer: PushAnswer::Internal, why };
     let unreadable = || internal(format!("the stored message {} can't be read", leased.token.sequence));
@@ -234,6 +249,10 @@ async fn post(outside: &Outside, entry: &SubscriptionEntry, leased: &Leased, tim
         Ok(Some(token)) => _ = headers.insert(header::AUTHORIZATION, token),
         Ok(None) => {}
         Err(error) => return Err(internal(format!("no token: {}", error.internal().unwrap_or("the broker is busy")))),
+    }
+    // An attribute of that name is the publisher's own affair.
+    if let Some(value) = trace.and_then(|context| HeaderValue::try_from(context.traceparent()).ok()) {
+        headers.entry("traceparent").or_insert(value);
     }
     let url = reqwest::Url::parse(&subscription.push_config.endpoint);
     let url = url.map_err(|error| internal(format!("the endpoint is no URL: {error}")))?;

@@ -52,6 +52,11 @@ fn every_default_is_in_its_own_range() {
 fn each_range_ends_where_it_says() {
     for (key, good, bad) in [
         ("PORT", &["0", "65535"][..], &["-1", "65536", "", "8o85", "1.0", "+1"][..]),
+        ("OTLP_ENDPOINT", &["", "http://otel:4317", "https://otel.example/otlp"], &["otel:4317", "http://otel/"]),
+        ("OTLP_PROTOCOL", &["grpc", "http"], &["", "json"]),
+        ("OTLP_METRICS_SECONDS", &["0", "86400"], &["-1", "86401"]),
+        ("OTLP_TRACES", &["off"], &["", "on", "1.1", "-0.1", "NaN"]),
+        ("OTLP_RESOURCE_ATTRIBUTES", &["", "service.name=messages,deployment.environment.name=prod"], &["prod", "=x"]),
         ("DEFAULT_ACK_DEADLINE_SECONDS", &["10", "600"], &["9", "601"]),
         ("MAX_OUTSTANDING_MESSAGES", &["1", "4294967295"], &["0", "-5", "4294967296"]),
         ("MAX_INFLIGHT_PER_SUBSCRIPTION", &["1"], &["0"]),
@@ -230,6 +235,24 @@ fn the_examples_hold_every_key_with_its_default() {
 fn the_readme_holds_the_table_of_keys() {
     let table = keys::markdown();
     assert!(include_str!("../../README.md").contains(&table), "the README's table should be:\n{table}");
+}
+
+#[test]
+fn headers_of_the_collector_are_pairs_that_are_never_shown() {
+    let shown = set(&["OTLP_HEADERS=authorization=Basic aGk=, x-tenant=a", "OTLP_ENDPOINT=http://h:1"]).unwrap();
+    assert_eq!(shown.settings.telemetry.headers[0], ("authorization".into(), "Basic aGk=".into()));
+    assert!(shown.to_string().contains("authorization=***,x-tenant=***"), "{shown}");
+    for bad in ["authorization", "=word", "a b=word", "a=word\n"] {
+        let text = error(set(&[&format!("OTLP_HEADERS={bad}")]));
+        assert!(text.contains("OTLP_HEADERS") && text.contains("must be") && !text.contains("word"), "{text}");
+    }
+}
+
+#[test]
+fn traces_need_a_collector() {
+    assert!(error(set(&["OTLP_TRACES=0.5"])).contains("OTLP_ENDPOINT"));
+    let loaded = set(&["OTLP_TRACES=0.5", "OTLP_ENDPOINT=http://h:1"]).unwrap();
+    assert_eq!(loaded.settings.telemetry.traces, Some(0.5));
 }
 
 #[test]

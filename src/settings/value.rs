@@ -7,11 +7,13 @@ use std::{
     path::PathBuf,
 };
 
+use http::{HeaderName, HeaderValue};
 use tracing_subscriber::filter::Targets;
 
 use crate::{
     auth::{self, IssuerSpec, Mode},
     connector::Scope,
+    telemetry::Protocol,
     tls::ClientAuth,
 };
 
@@ -132,6 +134,45 @@ pub(super) fn endpoint(text: &str) -> Option<String> {
 /// An IP address and a port; empty for none.
 pub(super) fn admin(text: &str) -> Option<Option<SocketAddr>> {
     if text.is_empty() { Some(None) } else { text.parse().ok().map(Some) }
+}
+
+/// How OTLP travels.
+pub(super) fn otlp_protocol(text: &str) -> Option<Protocol> {
+    [Protocol::Grpc, Protocol::Http].into_iter().find(|protocol| otlp_protocol_name(*protocol) == text)
+}
+
+/// The word for it in the settings.
+pub(super) fn otlp_protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Grpc => "grpc",
+        Protocol::Http => "http",
+    }
+}
+
+/// `off`, or a part of all.
+pub(super) fn traces(text: &str) -> Option<Option<f64>> {
+    if text == "off" {
+        return Some(None);
+    }
+    text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)).map(Some)
+}
+
+/// Names with values; a value may hold an equals sign.
+pub(super) fn pairs(given: &str) -> Option<Vec<(String, String)>> {
+    let pair = |item: &String| {
+        let (name, value) = item.split_once('=')?;
+        let name = name.trim();
+        (!name.is_empty()).then(|| (name.to_owned(), value.trim().to_owned()))
+    };
+    texts(given)?.iter().map(pair).collect()
+}
+
+/// Pairs that HTTP takes for headers.
+pub(super) fn headers(given: &str) -> Option<Vec<(String, String)>> {
+    let legal = |(name, value): &(String, String)| {
+        HeaderName::try_from(name.as_str()).is_ok() && HeaderValue::try_from(value.as_str()).is_ok()
+    };
+    pairs(given).filter(|pairs| pairs.iter().all(legal))
 }
 
 /// A level or a list of `target=level`.

@@ -165,6 +165,63 @@ class Chart(unittest.TestCase):
         for probe in ("startupProbe", "livenessProbe"):
             self.assertEqual(container[probe]["httpGet"], {"path": "/", "port": "pubsub"})
 
+    def test_probes_speak_tls_where_the_server_does(self):
+        own = {"settings": {"AUTH": "off", "TLS_CERT_FILE": "/x/tls.crt", "TLS_KEY_FILE": "/x/tls.key"}}
+        for values in ({"tls": {"secretName": "tls"}}, {"tls": {"secretName": "tls", "clientAuth": "optional"}}, own):
+            with self.subTest(values=values):
+                container = self.container(values)
+                self.assertEqual(container["readinessProbe"]["exec"]["command"][1], "healthcheck")
+                for probe in ("startupProbe", "livenessProbe"):
+                    self.assertEqual(container[probe]["httpGet"], {"path": "/", "port": "pubsub", "scheme": "HTTPS"})
+        with open(os.path.join(ROOT, "deploy", "Dockerfile"), encoding="utf-8") as file:
+            program = self.container(own)["readinessProbe"]["exec"]["command"][0]
+            self.assertIn(f'ENTRYPOINT ["{program}"]', file.read())
+        # The kubelet has no certificate to show.
+        required = {"settings": {**own["settings"], "TLS_CLIENT_AUTH": "required"}}
+        for values in ({"tls": {"secretName": "tls", "clientAuth": "required"}}, required):
+            with self.subTest(values=values):
+                container = self.container(values)
+                self.assertEqual(container["readinessProbe"]["httpGet"], {"path": "/readyz", "port": "metrics"})
+                for probe in ("startupProbe", "livenessProbe"):
+                    self.assertEqual(container[probe]["httpGet"], {"path": "/livez", "port": "metrics"})
+
+    def test_certificates_are_where_the_settings_say(self):
+        def mounted(values, path):
+            """The Secret behind a file in the container."""
+            pod = self.pod(values)["spec"]
+            mounts = [m for m in pod["containers"][0]["volumeMounts"] if os.path.dirname(path) == m["mountPath"]]
+            self.assertEqual(len(mounts), 1, path)
+            volume = {item["name"]: item["secret"] for item in pod["volumes"] if "secret" in item}[mounts[0]["name"]]
+            items = volume.get("items")
+            self.assertTrue(items is None or os.path.basename(path) in {item["path"] for item in items})
+            return volume["secretName"]
+
+        full, small = cases()["redis-full"], cases()["embedded-tls"]
+        settings = self.settings(full)
+        self.assertEqual(mounted(full, settings["TLS_CERT_FILE"]), "landline-tls")
+        self.assertEqual(mounted(full, settings["TLS_KEY_FILE"]), "landline-tls")
+        self.assertEqual(mounted(full, settings["TLS_CLIENT_CA_FILE"]), "clients")
+        self.assertEqual(mounted(full, settings["OTLP_CA_FILE"]), "otel")
+        self.assertEqual(settings["TLS_CLIENT_AUTH"], "optional")
+        self.assertEqual(mounted(small, self.settings(small)["TLS_CLIENT_CA_FILE"]), "landline-tls")
+        for item in render(full):
+            if item["kind"] == "Service":
+                self.assertEqual(item["spec"]["ports"][0]["appProtocol"], "https")
+
+    def test_telemetry_goes_where_the_values_say(self):
+        settings = self.settings(cases()["redis-full"])
+        self.assertEqual(settings["OTLP_ENDPOINT"], "https://otel.monitoring:4318")
+        self.assertEqual((settings["OTLP_PROTOCOL"], settings["OTLP_TRACES"]), ("http", "0.25"))
+        self.assertEqual(settings["OTLP_METRICS_SECONDS"], "15")
+        self.assertEqual(
+            settings["OTLP_RESOURCE_ATTRIBUTES"], "deployment.environment.name=prod,k8s.namespace.name=somewhere"
+        )
+        self.assertEqual(settings["OTLP_HEADERS"], {"secretKeyRef": {"name": "otel", "key": "headers"}})
+        own = self.settings({"otlp": {"endpoint": "http://o:1", "resourceAttributes": {"k8s.namespace.name": "mine"}}})
+        self.assertEqual(own["OTLP_RESOURCE_ATTRIBUTES"], "k8s.namespace.name=mine")
+        self.assertEqual(own["OTLP_TRACES"], "off")
+        self.assertFalse([key for key in self.settings({}) if key.startswith("OTLP_")])
+
     def test_a_pod_gets_the_time_to_drain(self):
         values = {"drain": {"delaySeconds": 10, "seconds": 100, "marginSeconds": 35}}
         settings = self.settings(values)
@@ -208,10 +265,12 @@ class Chart(unittest.TestCase):
     def test_the_network_policy_lets_through_what_the_server_needs(self):
         spec = one(render(cases()["redis-full"]), "NetworkPolicy")["spec"]
         ports = {port["port"] for rule in spec["egress"] for port in rule.get("ports", [])}
-        self.assertEqual(ports, {53, 6379, 26379, 443})
+        self.assertEqual(ports, {53, 6379, 26379, 443, 4318})
         self.assertEqual(spec["ingress"][0]["ports"], [{"port": "pubsub", "protocol": "TCP"}])
-        self.assertEqual(spec["ingress"][1]["ports"], [{"port": "metrics", "protocol": "TCP"}])
-        self.assertEqual(spec["ingress"][1]["from"], cases()["redis-full"]["metrics"]["from"])
+        keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+        self.assertEqual(spec["ingress"][1], {"from": [keda], "ports": [{"port": "pubsub", "protocol": "TCP"}]})
+        self.assertEqual(spec["ingress"][2]["ports"], [{"port": "metrics", "protocol": "TCP"}])
+        self.assertEqual(spec["ingress"][2]["from"], cases()["redis-full"]["metrics"]["from"])
         embedded = one(render(cases()["embedded-full"]), "NetworkPolicy")["spec"]
         self.assertEqual(len(embedded["ingress"]), 1)
         self.assertEqual({port["port"] for rule in embedded["egress"] for port in rule["ports"]}, {53})
@@ -276,6 +335,12 @@ class Chart(unittest.TestCase):
             ({"preload": {"topics": [{"name": "orders"}]}}, "preload"),
             ({"preload": {"topics": []}, "settings": {"PRELOAD_FILE": "/x"}}, "set one of them"),
             ({"persistence": {"size": "much"}}, "size"),
+            ({"tls": {"clientAuth": "required"}}, "tls.clientAuth needs tls.secretName"),
+            ({"tls": {"secretName": "s", "clientAuth": "required"}, "metrics": {"enabled": False}}, "needs metrics.enabled"),
+            ({"tls": {"secretName": "s"}, "settings": {"TLS_CERT_FILE": "/x"}}, "settings.TLS_CERT_FILE: set one"),
+            ({"otlp": {"endpoint": "http://o:1"}, "settings": {"OTLP_TRACES": 1}}, "settings.OTLP_TRACES: set one"),
+            ({"otlp": {"endpoint": "otel:4317"}}, "endpoint"),
+            ({"otlp": {"traces": 2}}, "traces"),
         ]:
             with self.subTest(values=values):
                 with self.assertRaisesRegex(helm.HelmError, re.escape(reason)):

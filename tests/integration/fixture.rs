@@ -3,6 +3,7 @@
 pub mod api;
 pub mod call;
 pub mod certificates;
+pub mod collector;
 pub mod failure;
 pub mod message;
 pub mod node;

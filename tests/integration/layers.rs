@@ -18,6 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "connector",
             "rules",
             "broker",
+            "telemetry",
             "embedded",
             "redis",
             "model",
@@ -25,17 +26,19 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     // The load generator is a client: it knows the protocol and what a message is.
     ("bench", &["tls", "api", "auth", "model"]),
-    ("settings", &["tls", "auth", "connector", "model"]),
+    ("settings", &["tls", "auth", "connector", "telemetry", "model"]),
     ("api", &["auth", "connector", "rules", "broker", "model"]),
-    ("push", &["auth", "connector", "rules", "broker", "model"]),
-    ("admin", &["auth", "connector", "rules", "broker", "model"]),
+    ("push", &["auth", "connector", "rules", "broker", "telemetry", "model"]),
+    ("admin", &["auth", "connector", "rules", "broker", "telemetry", "model"]),
     ("auth", &["connector", "rules", "broker", "model"]),
-    ("connector", &["rules", "broker", "model"]),
+    ("connector", &["rules", "broker", "telemetry", "model"]),
     ("rules", &["model"]),
     ("embedded", &["broker", "model"]),
     ("redis", &["broker", "model"]),
     ("broker", &["model"]),
     ("model", &[]),
+    // Spans and metrics on their way out: what they are of is said by others.
+    ("telemetry", &["model"]),
     // The edge of the process: certificates, and nothing of Pub/Sub.
     ("tls", &[]),
 ];

@@ -40,5 +40,6 @@ mod sessions;
 mod settling;
 mod startup;
 mod streaming;
+mod telemetry;
 mod tls;
 mod transforms;

@@ -18,6 +18,7 @@ tests_on! { [embedded Embedded, redis Redis, redis_cluster RedisCluster]
 }
 for_one_backend!(
     every_metric_is_in_the_table,
+    every_sample_has_the_labels_of_the_table,
     calls_are_counted_by_their_answer,
     probes_are_answered,
     the_page_shows_what_there_is,
@@ -186,9 +187,54 @@ async fn every_metric_is_in_the_table(backend: Backend) {
     assert_eq!(told, listed);
     let file = include_str!("../../deploy/metrics.md");
     assert!(file.contains(&table), "the table in deploy/metrics.md should be:\n{table}");
-    for (name, _) in scrape.text.lines().filter_map(|line| head(line, "# TYPE landline_broker_")) {
-        assert!(file.contains(&format!("`landline_broker_{name}`")), "landline_broker_{name} is missing in deploy/metrics.md");
+    let of_broker = |line: &str, what: &str| line.strip_prefix(what).map(|rest| rest.replace([' ', '`'], ""));
+    let mut told: Vec<_> = scrape.text.lines().filter_map(|line| of_broker(line, "# TYPE landline_broker_")).collect();
+    let rows = file.lines().filter_map(|row| of_broker(row, "| `landline_broker_"));
+    let mut listed: Vec<_> = rows.map(|row| row.split('|').take(2).collect::<String>()).collect();
+    told.sort();
+    listed.sort();
+    assert_eq!(told, listed, "the engine's metrics and those in deploy/metrics.md");
+}
+
+/// Series have the labels that the table says, and `le` in buckets.
+async fn every_sample_has_the_labels_of_the_table(backend: Backend) {
+    let (fixture, admin) = start(backend).await;
+    let api = fixture.api().await;
+    let sink = Sink::start().await;
+    let (topic, subscription) = api.pair().await;
+    let push = landline::api::proto::pubsub::PushConfig { push_endpoint: sink.url("/push"), ..Default::default() };
+    api.create_subscription_with("pushed", &topic, |s| s.push_config = Some(push)).await;
+    api.publish(&topic, [message("m")]).await;
+    api.pull(&subscription, 1).await;
+    sink.next().await;
+    let table = landline::admin::markdown();
+    let labels: BTreeMap<String, Vec<String>> = table
+        .lines()
+        .skip(2)
+        .map(|row| row.split(" | ").collect::<Vec<_>>())
+        .map(|cells| {
+            let labels = cells[2].split(", ").map(str::trim).filter(|label| !label.is_empty()).map(str::to_owned).collect();
+            (cells[0].trim_start_matches("| ").trim_matches('`').to_owned(), labels)
+        })
+        .collect();
+    let mut seen = std::collections::BTreeSet::new();
+    eventually("the push to be counted", SOON, async || {
+        Scrape::of(&admin).await.text.contains("push_request_latency_seconds_sum")
+    })
+    .await;
+    for series in Scrape::of(&admin).await.samples.keys().filter(|series| !series.starts_with("landline_broker_")) {
+        let (name, rest) = series.split_once('{').unwrap_or((series, ""));
+        let plain =
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).filter(|n| labels.contains_key(*n));
+        let family = plain.unwrap_or(name);
+        let mut found: Vec<_> = rest.split("\",").filter_map(|pair| Some(pair.split_once("=\"")?.0.to_owned())).collect();
+        found.retain(|label| label != "le");
+        assert_eq!(found, labels[family], "{series}");
+        seen.insert(family.to_owned());
     }
+    // Those without a sample here: no calls were refused, there is no collector, and leases have not run out.
+    let unseen: Vec<_> = labels.keys().filter(|name| !seen.contains(*name)).map(String::as_str).collect();
+    assert_eq!(unseen, ["landline_otlp_requests_total", "landline_otlp_spans_total"]);
 }
 
 async fn calls_are_counted_by_their_answer(backend: Backend) {

@@ -44,6 +44,52 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Whether the API's port speaks TLS; empty when it does not. */ -}}
+{{- define "landline.tls" -}}
+{{- if or .Values.tls.secretName (hasKey .Values.secretSettings "TLS_CERT_FILE") (get .Values.settings "TLS_CERT_FILE") -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{- define "landline.clientAuth" -}}
+{{- if .Values.tls.secretName -}}
+{{- .Values.tls.clientAuth -}}
+{{- else -}}
+{{- get .Values.settings "TLS_CLIENT_AUTH" | default "off" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Who asks how it is, and where. */ -}}
+{{- define "landline.alive" -}}
+{{- if eq (include "landline.clientAuth" .) "required" -}}
+httpGet: {path: /livez, port: metrics}
+{{- else if include "landline.tls" . -}}
+httpGet: {path: /, port: pubsub, scheme: HTTPS}
+{{- else -}}
+httpGet: {path: /, port: pubsub}
+{{- end -}}
+{{- end -}}
+
+{{- define "landline.ready" -}}
+{{- if eq (include "landline.clientAuth" .) "required" -}}
+httpGet: {path: /readyz, port: metrics}
+{{- else if include "landline.tls" . -}}
+exec: {command: [/usr/local/bin/landline, healthcheck]}
+{{- else -}}
+grpc: {port: 8085}
+{{- end -}}
+{{- end -}}
+
+{{- /* Name and value pairs as the settings write them. */ -}}
+{{- define "landline.resource" -}}
+{{- $given := merge (dict) .Values.otlp.resourceAttributes (dict "k8s.namespace.name" .Release.Namespace) -}}
+{{- $pairs := list -}}
+{{- range $name, $value := $given -}}
+{{- $pairs = append $pairs (printf "%s=%v" $name $value) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- end -}}
+
 {{- /* Mistakes that the schema can't see. */ -}}
 {{- define "landline.check" -}}
 {{- if eq .Values.mode "redis" -}}
@@ -72,6 +118,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if and .Values.preload (hasKey .Values.settings "PRELOAD_FILE") -}}
 {{- fail "preload and settings.PRELOAD_FILE: set one of them, not both" -}}
+{{- end -}}
+{{- if .Values.tls.secretName -}}
+{{- range $key := list "TLS_CERT_FILE" "TLS_KEY_FILE" "TLS_CLIENT_CA_FILE" "TLS_CLIENT_AUTH" -}}
+{{- if or (hasKey $.Values.settings $key) (hasKey $.Values.secretSettings $key) -}}
+{{- fail (printf "tls.secretName and settings.%s: set one of them, not both" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- else if ne .Values.tls.clientAuth "off" -}}
+{{- fail "tls.clientAuth needs tls.secretName" -}}
+{{- end -}}
+{{- if and (eq (include "landline.clientAuth" .) "required") (not .Values.metrics.enabled) -}}
+{{- fail "tls.clientAuth required needs metrics.enabled: the probes have no certificate and ask the metrics port" -}}
+{{- end -}}
+{{- if .Values.otlp.endpoint -}}
+{{- range $key := concat (keys .Values.settings) (keys .Values.secretSettings) -}}
+{{- if hasPrefix "OTLP_" $key -}}
+{{- fail (printf "otlp.endpoint and settings.%s: set one of them, not both" $key) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- range $key, $_ := .Values.secretSettings -}}
 {{- if hasKey $.Values.settings $key -}}
@@ -139,6 +204,13 @@ spec:
               name: {{ .Values.redis.urlSecret.name }}
               key: {{ .Values.redis.urlSecret.key }}
         {{- end }}
+        {{- if and .Values.otlp.endpoint .Values.otlp.headersSecret.name }}
+        - name: CONNECTORS_GCP_OTLP_HEADERS
+          valueFrom:
+            secretKeyRef:
+              name: {{ .Values.otlp.headersSecret.name }}
+              key: {{ .Values.otlp.headersSecret.key }}
+        {{- end }}
         {{- range $key, $from := .Values.secretSettings }}
         - name: CONNECTORS_GCP_{{ $key }}
           valueFrom:
@@ -150,13 +222,13 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       startupProbe:
-        httpGet: {path: /, port: pubsub}
+        {{- include "landline.alive" . | nindent 8 }}
         {{- toYaml .Values.probes.startup | nindent 8 }}
       readinessProbe:
-        grpc: {port: 8085}
+        {{- include "landline.ready" . | nindent 8 }}
         {{- toYaml .Values.probes.readiness | nindent 8 }}
       livenessProbe:
-        httpGet: {path: /, port: pubsub}
+        {{- include "landline.alive" . | nindent 8 }}
         {{- toYaml .Values.probes.liveness | nindent 8 }}
       resources:
         {{- toYaml .Values.resources | nindent 8 }}
@@ -170,11 +242,47 @@ spec:
           mountPath: /etc/landline
           readOnly: true
         {{- end }}
+        {{- if .Values.tls.secretName }}
+        - name: tls
+          mountPath: /etc/landline-tls
+          readOnly: true
+        {{- end }}
+        {{- if and .Values.tls.secretName .Values.tls.clientCaSecretName }}
+        - name: tls-clients
+          mountPath: /etc/landline-tls-clients
+          readOnly: true
+        {{- end }}
+        {{- if and .Values.otlp.endpoint .Values.otlp.caSecret.name }}
+        - name: otlp-ca
+          mountPath: /etc/landline-otlp
+          readOnly: true
+        {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-  {{- if or .Values.preload .Values.extraVolumes }}
+  {{- if or .Values.preload .Values.extraVolumes .Values.tls.secretName (and .Values.otlp.endpoint .Values.otlp.caSecret.name) }}
   volumes:
+    {{- if .Values.tls.secretName }}
+    # Readable for the pod's group.
+    - name: tls
+      secret:
+        secretName: {{ .Values.tls.secretName }}
+        defaultMode: 288
+    {{- end }}
+    {{- if and .Values.tls.secretName .Values.tls.clientCaSecretName }}
+    - name: tls-clients
+      secret:
+        secretName: {{ .Values.tls.clientCaSecretName }}
+        items:
+          - {key: ca.crt, path: ca.crt}
+    {{- end }}
+    {{- if and .Values.otlp.endpoint .Values.otlp.caSecret.name }}
+    - name: otlp-ca
+      secret:
+        secretName: {{ .Values.otlp.caSecret.name }}
+        items:
+          - {key: {{ .Values.otlp.caSecret.key }}, path: ca.crt}
+    {{- end }}
     {{- if .Values.preload }}
     - name: preload
       configMap:

@@ -22,6 +22,7 @@ use crate::{
         flow_control::{self, Limits, MAX_RESPONSE_BYTES},
         lease,
     },
+    telemetry::Context,
 };
 
 /// How often a stream looks up a subscription whose queue is said to be gone, before it ends.
@@ -38,6 +39,8 @@ pub(super) struct Outgoing {
     hungry: bool,
     gone: u32,
     ended: bool,
+    /// What the client said this stream is a part of.
+    parent: Option<Context>,
     /// Tells the incoming half by its end.
     _alive: oneshot::Sender<()>,
 }
@@ -49,10 +52,11 @@ impl Outgoing {
         shared: Arc<Shared>,
         limits: Limits,
         alive: oneshot::Sender<()>,
+        parent: Option<Context>,
     ) -> Self {
         let attached = connector.delivery.attach(&channel.queue);
         let gauge = StreamGauge::open(channel.meter.clone());
-        Self { connector, channel, shared, limits, attached, gauge, hungry: false, gone: 0, ended: false, _alive: alive }
+        Self { connector, channel, shared, limits, attached, gauge, hungry: false, gone: 0, ended: false, parent, _alive: alive }
     }
 
     /// The responses. Asking for one says that the response before it is on its way.
@@ -163,7 +167,10 @@ impl Outgoing {
         self.shared.hand(Unsent { handed, carried, expires: Some(Instant::now() + left) });
         let bytes = leased.iter().map(|l| l.message.len() as u64).sum();
         self.channel.meter.sent(Delivery::StreamingPull, leased.len(), bytes);
-        let messages = leased.into_iter().map(|l| self.channel.deliver(l)).collect();
+        let messages: Vec<_> = leased.into_iter().map(|l| self.channel.deliver(l)).collect();
+        if self.connector.tracer().is_some() {
+            self.connector.trace_receiving(&self.shared.entry().subscription.name, self.parent, None, &messages);
+        }
         StreamResponse { messages, ..self.shared.response() }
     }
 }
