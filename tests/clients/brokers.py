@@ -107,8 +107,14 @@ class RedisProcess:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 parts = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
-                connection.sendall(f"*{len(words)}\r\n{parts}".encode())
-                return connection.recv(1 << 16).decode()
+                # Where an answer ends is hard to tell from it, but not where the next one does.
+                connection.sendall(f"*{len(words)}\r\n{parts}*1\r\n$4\r\nPING\r\n".encode())
+                answer = b""
+                while not answer.endswith(b"+PONG\r\n") and b"-LOADING" not in answer:
+                    if not (part := connection.recv(1 << 16)):
+                        break
+                    answer += part
+                return answer.decode()
         except OSError:
             return ""
 

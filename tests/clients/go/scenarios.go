@@ -26,8 +26,10 @@ import (
 const (
 	// Soon is the longest wait for anything that should happen at once.
 	Soon = 60 * time.Second
+	// Outage is the longest wait for a server that comes back, and for a message whose lease went down with it.
+	Outage = 4 * time.Minute
 	// Longest is the longest run of one scenario.
-	Longest = 8 * time.Minute
+	Longest = 14 * time.Minute
 	streams = 20
 	// Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
 	idleTime = 190 * time.Second
@@ -732,7 +734,7 @@ func (a *account) published() (all, missing int) {
 
 // waitUntil waits for a condition, or for an error.
 func waitUntil(what string, condition func() (bool, error)) error {
-	until := time.Now().Add(2 * Soon)
+	until := time.Now().Add(Outage)
 	for {
 		done, err := condition()
 		if done || err != nil {

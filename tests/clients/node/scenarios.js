@@ -13,6 +13,18 @@ const SOON = 60_000;
 // Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
 const IDLE = 190_000;
 const KILLS = 3;
+// Longest that a publish waits for a server that comes back.
+const OUTAGE = 240_000;
+// The client's own values, but for the last.
+const PATIENT = {
+  initialRetryDelayMillis: 100,
+  retryDelayMultiplier: 4,
+  maxRetryDelayMillis: 60_000,
+  initialRpcTimeoutMillis: 60_000,
+  rpcTimeoutMultiplier: 1,
+  maxRpcTimeoutMillis: 60_000,
+  totalTimeoutMillis: OUTAGE,
+};
 // Messages whose publish is confirmed between two kills.
 const BETWEEN_KILLS = 100;
 // grpc.default_compression_algorithm
@@ -257,6 +269,7 @@ const SCENARIOS = {
   /** Publishes, receives and acks while servers are killed, and notes every ack that was confirmed. */
   async kill(pubsub) {
     const [topic, subscription] = await pair(pubsub, {enableExactlyOnceDelivery: true});
+    topic.setPublishOptions({gaxOpts: {retry: {backoffSettings: PATIENT}}});
     const confirmed = new Set();
     const acked = new Set();
     const returned = new Set();
@@ -272,7 +285,7 @@ const SCENARIOS = {
     const publishers = Array.from({length: 4}, keepPublishing);
     const more = () => {
       const wanted = confirmed.size + BETWEEN_KILLS;
-      return Promise.race([until(() => confirmed.size >= wanted, 'confirmed publishes', 2 * SOON), ...publishers]);
+      return Promise.race([until(() => confirmed.size >= wanted, 'confirmed publishes', OUTAGE), ...publishers]);
     };
     for (let kill = 0; kill < KILLS; kill++) {
       await more();
@@ -281,7 +294,7 @@ const SCENARIOS = {
     await more();
     stop = true;
     await Promise.all(publishers);
-    await until(() => [...confirmed].every(id => acked.has(id)), 'the messages that are missing', 2 * SOON);
+    await until(() => [...confirmed].every(id => acked.has(id)), 'the messages that are missing', OUTAGE);
     assert.strictEqual(returned.size, 0, `${returned.size} messages came after their confirmed ack`);
     assert.deepStrictEqual(inbox.errors, []);
     await inbox.close();

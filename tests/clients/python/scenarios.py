@@ -25,6 +25,8 @@ SOON = 60
 STREAMS = 20
 # Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
 IDLE_SECONDS = 190
+# Longest wait for a server that comes back, and for a message whose lease went down with it.
+OUTAGE = 240
 KILLS = 3
 # Messages whose publish is confirmed between two kills.
 BETWEEN_KILLS = 100
@@ -43,7 +45,7 @@ class Run:
 
     def publish(self, texts, **attributes):
         futures = [self.clients.publisher.publish(self.topic, text.encode(), **attributes) for text in texts]
-        return [future.result(timeout=SOON) for future in futures]
+        return [future.result(timeout=OUTAGE) for future in futures]
 
     def open(self, handle=None, name=None, **options):
         self.inboxes.append(Inbox(self.clients, name or self.name, handle, **options))
@@ -316,7 +318,7 @@ def reconnect(run):
 
 
 def get(variable):
-    with urllib.request.urlopen(os.environ[variable], timeout=2 * SOON):
+    with urllib.request.urlopen(os.environ[variable], timeout=OUTAGE):
         pass
 
 
@@ -365,7 +367,7 @@ def kill(run):
     assert inbox.future.running()
 
 
-def wait_until(condition, what, seconds=2 * SOON):
+def wait_until(condition, what, seconds=OUTAGE):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"waited in vain for {what}"

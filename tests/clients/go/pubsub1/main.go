@@ -42,6 +42,7 @@ func (c *client) CreateTopic(ctx context.Context, topic, avroSchema string) erro
 	made, err := c.CreateTopicWithConfig(ctx, topic, config)
 	if err == nil {
 		made.EnableMessageOrdering = true
+		made.PublishSettings.Timeout = scenarios.Outage
 		c.topics[topic] = made
 	}
 	return err

@@ -78,6 +78,7 @@ func (c *client) publisher(topic string) *pubsub.Publisher {
 	if made == nil {
 		made = c.Publisher(topic)
 		made.EnableMessageOrdering = true
+		made.PublishSettings.Timeout = scenarios.Outage
 		c.publishers[topic] = made
 	}
 	return made

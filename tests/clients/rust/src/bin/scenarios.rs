@@ -23,10 +23,12 @@ use landline_rust_client_tests::{Clients, SOON};
 const SCHEMA: &str = r#"{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}"#;
 
 /// Longest run of one scenario.
-const LONGEST: Duration = Duration::from_secs(480);
+const LONGEST: Duration = Duration::from_secs(840);
 const STREAMS: usize = 20;
 /// Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
 const IDLE: Duration = Duration::from_secs(190);
+/// Longest wait for a server that comes back, and for a message whose lease went down with it.
+const OUTAGE: Duration = Duration::from_secs(240);
 const KILLS: usize = 3;
 /// Messages whose publish is confirmed between two kills.
 const BETWEEN_KILLS: usize = 100;
@@ -497,7 +499,7 @@ async fn receive(mut stream: MessageStream, account: Arc<Account>) -> Outcome {
 }
 
 async fn wait_until(what: &str, condition: impl Fn() -> bool) -> Outcome {
-    let until = Instant::now() + 2 * SOON;
+    let until = Instant::now() + OUTAGE;
     while !condition() {
         check(Instant::now() < until, format!("waited in vain for {what}"))?;
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -75,6 +75,8 @@ public final class Scenarios implements AutoCloseable {
   private static final int STREAMS = 20;
   // Longer than three minutes, after which many a proxy forgets a connection that nobody uses.
   private static final int IDLE_MILLISECONDS = 190_000;
+  // Longest wait for a server that comes back, and for a message whose lease went down with it.
+  private static final int OUTAGE_SECONDS = 240;
   private static final int KILLS = 3;
   // Messages whose publish is confirmed between two kills.
   private static final int BETWEEN_KILLS = 100;
@@ -594,7 +596,7 @@ public final class Scenarios implements AutoCloseable {
   }
 
   private static void waitUntil(Callable<Boolean> condition, String what) throws Exception {
-    long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(2 * SOON_SECONDS);
+    long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(OUTAGE_SECONDS);
     while (!condition.call()) {
       check(System.nanoTime() < until, "waited in vain for " + what);
       Thread.sleep(10);
@@ -626,7 +628,7 @@ public final class Scenarios implements AutoCloseable {
           // The client repeats what fails meanwhile.
           try {
             while (!stop.get()) {
-              confirmed.add(publisher.publish(message("m")).get(2 * SOON_SECONDS, TimeUnit.SECONDS));
+              confirmed.add(publisher.publish(message("m")).get(OUTAGE_SECONDS, TimeUnit.SECONDS));
             }
           } catch (Exception error) {
             failures.add(error);
