@@ -247,7 +247,7 @@ const SCENARIOS = {
     const before = Date.now();
     await publish(topic, ['m1']);
     await inbox.take(1, SOON);
-    assert.ok(Date.now() - before < 5_000, `it took ${Date.now() - before} ms`);
+    assert.ok(Date.now() - before < 15_000, `it took ${Date.now() - before} ms`);
     assert.deepStrictEqual(inbox.errors, []);
     await inbox.close();
   },

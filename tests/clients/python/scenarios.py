@@ -302,7 +302,7 @@ def idle(run):
     run.publish(["m1"])
     inbox.take(1, SOON)
     took = time.monotonic() - before
-    assert took < 5, f"it took {took} s"
+    assert took < 15, f"it took {took} s"
 
 
 def reconnect(run):

@@ -407,7 +407,7 @@ impl Run {
         let before = Instant::now();
         let ids = self.publish(numbers(1, "m")).await?;
         same(take(&mut stream, 1).await?, ids)?;
-        check(before.elapsed() < Duration::from_secs(5), format!("it took {:?}", before.elapsed()))
+        check(before.elapsed() < Duration::from_secs(15), format!("it took {:?}", before.elapsed()))
     }
 
     /// The server closes each stream after about 3 s.

