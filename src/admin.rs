@@ -2,6 +2,7 @@
 
 mod collect;
 mod console;
+mod drained;
 mod exposition;
 mod families;
 mod otlp;

@@ -1,5 +1,6 @@
 //! Puts the parts together: the process from start to drain.
 
+pub mod apply;
 mod body;
 pub mod cli;
 mod coalesce;
@@ -13,13 +14,16 @@ pub mod import;
 pub mod keys;
 mod listen;
 pub mod logs;
+pub mod mirror;
 mod node;
 mod preload;
 mod pushing;
 mod reflection;
+pub mod reset;
 mod security;
 mod signals;
 mod start;
+pub mod wait;
 mod workers;
 
 use std::{
@@ -83,6 +87,14 @@ pub enum Error {
     Unhealthy(String, String),
     #[error("inspect {0}")]
     Inspect(String),
+    #[error("apply: {0}")]
+    Apply(String),
+    #[error("mirror: {0}")]
+    Mirror(String),
+    #[error("reset: {0}")]
+    Reset(String),
+    #[error("wait: {0}")]
+    Wait(String),
     #[error("import: {0}")]
     Import(String),
     #[error("bench: {0}")]

@@ -9,10 +9,13 @@ pub mod app;
 pub mod auth;
 pub mod bench;
 pub mod broker;
+pub mod client;
 pub mod connector;
+pub mod mirror;
 pub mod model;
 #[cfg(feature = "push")]
 pub mod push;
+pub mod resources;
 pub mod rules;
 pub mod settings;
 pub mod telemetry;

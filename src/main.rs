@@ -27,7 +27,17 @@ fn main() -> ExitCode {
         Command::Healthcheck(check) => with_settings(&arguments, |loaded| app::healthcheck::run(&check, &loaded.settings)),
         Command::Keys(command) => with_settings(&arguments, |loaded| app::keys::run(&command, &loaded.settings)),
         Command::Inspect(asked) => with_settings(&arguments, |loaded| app::cli::inspect(&asked, &loaded.settings)),
+        Command::Apply(apply) => match app::apply::run(&apply) {
+            Ok(code @ 1..) => return ExitCode::from(code),
+            done => Ok(done.map(drop)),
+        },
+        Command::Reset(reset) => match app::reset::run(&reset) {
+            Ok(code @ 1..) => return ExitCode::from(code),
+            done => Ok(done.map(drop)),
+        },
+        Command::Wait(wait) => with_settings(&arguments, |loaded| app::wait::run(&wait, &loaded.settings)),
         Command::Import(import) => Ok(app::import::run(&import)),
+        Command::Mirror(options) => Ok(app::mirror::run(&options)),
         Command::Bench(options) => Ok(app::cli::run_bench(&options)),
     };
     match done {

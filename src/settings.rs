@@ -18,7 +18,7 @@ use std::{
 pub use self::{
     preload::Preload,
     source::Given,
-    value::{Bind, BrokerUrl, Durability, LogFormat, masked},
+    value::{Bind, BrokerUrl, Durability, LogFormat, PreloadExisting, masked},
 };
 use crate::{auth, connector, telemetry, tls};
 
@@ -70,6 +70,8 @@ pub struct Settings {
     pub preload: Preload,
     /// File of further resources to create, empty for none.
     pub preload_file: PathBuf,
+    /// What becomes of those that exist and differ.
+    pub preload_existing: PreloadExisting,
 }
 
 impl Default for Settings {
@@ -99,6 +101,7 @@ impl Default for Settings {
             log_format: LogFormat::Text,
             preload: Preload::default(),
             preload_file: PathBuf::new(),
+            preload_existing: PreloadExisting::Keep,
         }
     }
 }

@@ -20,6 +20,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
 
 type Answer = Response<Full<Bytes>>;
 
@@ -57,6 +58,10 @@ impl Admin {
         match request.uri().path() {
             "/" => page(self.page().await),
             "/metrics" => text(StatusCode::OK, exposition::CONTENT_TYPE, self.metrics().await),
+            "/drained" => {
+                let (status, body) = self.drained(request.uri().query().unwrap_or_default()).await;
+                text(status, JSON, body + "\n")
+            }
             "/livez" => text(StatusCode::OK, TEXT, "Ok\n".into()),
             "/readyz" if (self.ready)().await => text(StatusCode::OK, TEXT, "Ok\n".into()),
             "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "Not serving.\n".into()),

@@ -12,6 +12,7 @@ mod error;
 mod json;
 mod query;
 mod routes;
+mod shape;
 mod template;
 
 use std::{
@@ -35,7 +36,7 @@ use self::{
 };
 use super::proto::FILE_DESCRIPTOR_SET;
 
-pub use self::{routes::SetupError, template::TemplateError};
+pub use self::{routes::SetupError, shape::Shape, template::TemplateError};
 
 /// Content types of gRPC begin with this.
 const GRPC_CONTENT_TYPE: &[u8] = b"application/grpc";

@@ -5,9 +5,10 @@ use std::{io::Write, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    app::{Error, import::Import},
+    app::{Error, apply::Apply, import::Import, reset::Reset, wait::Wait},
     bench,
     broker::{BrokerError, redis},
+    mirror,
     model::SubscriptionName,
     settings::{self, BrokerUrl, Loaded, Settings, Wrong},
 };
@@ -44,8 +45,16 @@ pub enum Command {
     Keys(KeysCommand),
     /// Show what Redis holds of a subscription: counts, keys, leases and the oldest message
     Inspect(Inspect),
-    /// Turn lists that gcloud printed as JSON into a file for PRELOAD_FILE, and say what it can't carry
+    /// Bring the resources of a server, this or another, to the state of a file; shows first what differs
+    Apply(Apply),
+    /// Turn lists that gcloud printed as JSON into a file for apply and PRELOAD_FILE, and say what it can't carry
     Import(Import),
+    /// Copy messages from subscriptions of one Pub/Sub endpoint to topics of another until it is stopped
+    Mirror(mirror::Options),
+    /// Wait until nothing of a subscription waits or is leased, by a server's admin address
+    Wait(Wait),
+    /// Delete everything that a project has, between two tests
+    Reset(Reset),
     /// Put load on a server, this or another, and report what was measured as a line of JSON
     Bench(bench::Options),
 }

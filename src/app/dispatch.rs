@@ -147,7 +147,7 @@ const STREAMING_PULL: &str = "/google.pubsub.v1.Subscriber/StreamingPull";
 /// When the API's descriptors are faulty.
 pub fn within(
     services: Services,
-) -> Result<impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future = Answer>, SetupError> {
+) -> Result<impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future = Answer> + Clone, SetupError> {
     let shared = Shared {
         early: services,
         late: OnceLock::new(),

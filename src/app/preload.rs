@@ -1,112 +1,94 @@
-//! Creates the resources that the settings ask for, before anything is answered.
+//! Brings the resources to the state that the settings ask for, before anything is answered.
 //!
-//! They are created as a client would, by REST within the process: a file holds them in the API's own JSON shape, and every
-//! check applies. What exists is left as it is, so a restart changes nothing.
+//! The planner of `landline apply` does it, by REST within the process, so that every check of the API applies.
 
-use std::{collections::BTreeMap, convert::Infallible, path::Path, sync::Arc};
+use std::{convert::Infallible, sync::Arc};
 
-use config::{File, FileFormat, Source};
-use http::{Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use http::{Request, Response};
+use serde_json::{Map, json};
 use tonic::body::Body;
 use tower::Service;
 
-use super::{
-    Error,
-    dispatch::{self, Answer},
-    start,
+use super::{Error, dispatch, start};
+use crate::{
+    api::grpc::Gate,
+    auth::Guard,
+    broker::BrokerError,
+    connector::Connector,
+    resources::{Action, Caller, Document, Failure, Kind, Plan},
+    settings::{PreloadExisting, Settings},
 };
-use crate::{api::grpc::Gate, auth::Guard, broker::BrokerError, connector::Connector, settings::Settings};
 
-/// What a preload file holds.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Document {
-    topics: Vec<Resource>,
-    subscriptions: Vec<Resource>,
-}
-
-/// A resource in the shape of the REST API.
-#[derive(Debug, Deserialize)]
-struct Resource {
-    /// The full name.
-    name: String,
-    #[serde(flatten)]
-    fields: BTreeMap<String, Value>,
-}
-
-/// Creates everything, topics before subscriptions.
+/// Creates what is missing; what exists is left as it is or changed, as the settings say.
 ///
 /// # Errors
 /// [`Error::Preload`] names the file, or the resource and what the API says against it; [`Error::Broker`] when the broker
 /// went away.
 pub async fn create(settings: &Settings, connector: &Arc<Connector>) -> Result<(), Error> {
-    let document = if settings.preload_file.as_os_str().is_empty() { Document::default() } else { read(&settings.preload_file)? };
-    let mut resources = Vec::new();
-    for (topic, _) in &settings.preload.topics {
-        resources.push((topic.as_str().to_owned(), json!({})));
-    }
-    resources.extend(document.topics.into_iter().map(Resource::body));
-    for (topic, subscriptions) in &settings.preload.topics {
-        resources.extend(subscriptions.iter().map(|s| (s.as_str().to_owned(), json!({"topic": topic.as_str()}))));
-    }
-    resources.extend(document.subscriptions.into_iter().map(Resource::body));
-
-    if resources.is_empty() {
+    let document = document(settings)?;
+    if document.resources.is_empty() {
         return Ok(());
     }
     // Whoever writes the settings may do everything.
     let gate = Gate::new(Guard::off(connector.clone()).map_err(Error::Auth)?);
-    let mut rest = dispatch::within(start::services(connector, &gate)).map_err(|e| Error::Descriptors(e.to_string()))?;
-    for (name, body) in resources {
-        put(&mut rest, name, &body).await?;
+    let rest = dispatch::within(start::services(connector, &gate)).map_err(|e| Error::Descriptors(e.to_string()))?;
+    bring(&document, &Caller::within(rest), settings.preload_existing).await
+}
+
+/// The file, and the short list.
+fn document(settings: &Settings) -> Result<Document, Error> {
+    let mut document = Document::default();
+    if !settings.preload_file.as_os_str().is_empty() {
+        let wrong =
+            |lines: Vec<String>| Error::Preload(format!("what {} asks for", settings.preload_file.display()), lines.join("\n"));
+        document = Document::read(&settings.preload_file).map_err(wrong)?;
+    }
+    for (topic, subscriptions) in &settings.preload.topics {
+        document.push(Kind::Topic, topic.as_str(), "PRELOAD", Map::new());
+        for subscription in subscriptions {
+            let fields = Map::from_iter([("topic".to_owned(), json!(topic.as_str()))]);
+            document.push(Kind::Subscription, subscription.as_str(), "PRELOAD", fields);
+        }
+    }
+    Ok(document)
+}
+
+async fn bring<S>(document: &Document, caller: &Caller<S>, existing: PreloadExisting) -> Result<(), Error>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone,
+{
+    let mut plan = Plan::make(document, caller, &[]).await.map_err(|(at, failure)| failed(at, failure))?;
+    if existing == PreloadExisting::Keep {
+        plan.steps.retain(|step| step.action != Action::Update);
+    }
+    for step in &plan.steps {
+        let changes: Vec<_> = step.changes.iter().map(ToString::to_string).collect();
+        if step.action == Action::Impossible {
+            tracing::warn!(name = step.name, asked_for_by = step.place, "left as it is: {}", changes.join("; "));
+        }
+    }
+    if let Err(failures) = plan.carry_out(caller).await {
+        for (step, failure) in failures {
+            return Err(failed(format!("{} ({})", step.name, step.place), failure));
+        }
+    }
+    for step in plan.steps.iter().filter(|step| step.action != Action::Impossible) {
+        let done = if step.action == Action::Create { "created" } else { "updated" };
+        tracing::info!(name = step.name, kind = step.kind.list(), "{done}");
     }
     Ok(())
 }
 
-impl Resource {
-    fn body(self) -> (String, Value) {
-        (self.name, self.fields.into_iter().collect())
-    }
-}
-
-fn read(path: &Path) -> Result<Document, Error> {
-    let wrong = |why: String| Error::Preload(format!("what {} asks for", path.display()), why);
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
-    // JSON is YAML as well.
-    let table = File::from_str(&text, FileFormat::Yaml).collect().map_err(|e| wrong(e.to_string()))?;
-    config::Value::from(table).try_deserialize().map_err(|e| wrong(e.to_string()))
-}
-
-async fn put(
-    rest: &mut impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future = Answer>,
-    name: String,
-    body: &Value,
-) -> Result<(), Error> {
-    // Of the characters that names may have, only this one means something in a path.
-    let uri = format!("/v1/{}", name.replace('%', "%25"));
-    let request = Request::put(uri).body(Body::new(body.to_string())).map_err(|e| Error::Preload(name.clone(), e.to_string()))?;
-    let Ok(answer) = rest.call(request).await;
-    let status = answer.status();
-    if status.is_success() {
-        tracing::info!(name, "created");
-        return Ok(());
-    }
-    let text = answer.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let error: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let message = error["error"]["message"].as_str().unwrap_or(status.as_str()).to_owned();
-    match status {
-        StatusCode::CONFLICT if error["error"]["status"] == "ALREADY_EXISTS" => Ok(()),
-        StatusCode::SERVICE_UNAVAILABLE => Err(BrokerError::Unavailable(message).into()),
-        _ => Err(Error::Preload(name, message)),
+fn failed(at: String, failure: Failure) -> Error {
+    match failure.status.as_str() {
+        "UNAVAILABLE" => BrokerError::Unavailable(failure.message).into(),
+        _ => Error::Preload(at, failure.message),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::Path};
 
     use super::*;
     use crate::{

@@ -127,8 +127,12 @@ pub struct KeyFile {
     pub(super) private_key_id: String,
     private_key: String,
     pub client_email: String,
+    #[serde(default)]
     client_id: String,
+    #[serde(default)]
     token_uri: String,
+    // Keys of older days have none.
+    #[serde(default)]
     universe_domain: String,
 }
 

@@ -1,13 +1,6 @@
 //! The connections, the topic and the subscriptions of a run.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use tonic::{
-    Request, Status,
-    metadata::{Ascii, MetadataValue},
-    service::{Interceptor, interceptor::InterceptedService},
-    transport::{Channel, Endpoint},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{Options, Scenario, Shaping};
 use crate::{
@@ -17,44 +10,13 @@ use crate::{
         message_transform, publisher_client::PublisherClient, schema, schema_service_client::SchemaServiceClient,
         subscriber_client::SubscriberClient,
     },
-    auth::KeyFile,
+    client::{Connection, Target},
     model::EncodedMessage,
-    tls::{self, Trust},
 };
 
-/// Windows as large as the server's, so that the transport is not what is measured.
-const CONNECTION_WINDOW: u32 = 16 << 20;
-const STREAM_WINDOW: u32 = 4 << 20;
 const MAX_RESPONSE: usize = 64 << 20;
 /// What the text payloads follow.
 const SCHEMA: &str = r#"{"type":"record","name":"Bench","fields":[{"name":"number","type":"long"},{"name":"sent","type":"long"},{"name":"filling","type":"string"}]}"#;
-
-/// What tokens are for, as Google's clients name this service whatever its address.
-const AUDIENCE: &str = "https://pubsub.googleapis.com/";
-
-/// A connection whose calls say who makes them.
-pub type Connection = InterceptedService<Channel, Credentials>;
-
-/// Adds a token to each call, if there is one.
-#[derive(Clone)]
-pub struct Credentials(Option<MetadataValue<Ascii>>);
-
-impl Credentials {
-    fn load(options: &Options) -> Result<Self, String> {
-        let Some(path) = &options.key_file else { return Ok(Self(None)) };
-        let token = KeyFile::read(path).and_then(|key| key.sign(AUDIENCE)).map_err(|e| e.to_string())?;
-        format!("Bearer {token}").parse().map(Some).map(Self).map_err(|_| "the token is not text".to_owned())
-    }
-}
-
-impl Interceptor for Credentials {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(token) = &self.0 {
-            request.metadata_mut().insert("authorization", token.clone());
-        }
-        Ok(request)
-    }
-}
 
 pub struct Client {
     channels: Vec<Connection>,
@@ -64,38 +26,9 @@ pub struct Client {
 
 impl Client {
     pub async fn open(options: &Options) -> Result<Self, String> {
-        let tls = options.endpoint.strip_prefix("https://").map(|address| {
-            let trust = options.ca_file.clone().map_or(Trust::System, Trust::Roots);
-            tls::Client::new(&trust, None).map(|client| (client, format!("http://{address}"))).map_err(|e| e.to_string())
-        });
-        let tls = tls.transpose()?;
-        // The transport has no TLS of its own: the connector brings it.
-        let address = tls.as_ref().map_or(&options.endpoint, |(_, address)| address);
-        let endpoint = Endpoint::from_shared(address.clone())
-            .map_err(|e| format!("endpoint {}: {e}", options.endpoint))?
-            .tcp_nodelay(true)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .connect_timeout(Duration::from_secs(5));
-        let origin = options.endpoint.parse().map_err(|e| format!("endpoint {}: {e}", options.endpoint))?;
-        let endpoint = if tls.is_some() { endpoint.origin(origin) } else { endpoint };
-        let credentials = Credentials::load(options)?;
-        let mut channels = Vec::new();
-        for _ in 0..options.connections {
-            let connected = match &tls {
-                None => endpoint.connect().await,
-                Some((client, _)) => {
-                    let client = client.clone();
-                    let connector = tower::service_fn(move |address| {
-                        let client = client.clone();
-                        async move { client.connect(address).await }
-                    });
-                    endpoint.connect_with_connector(connector).await
-                }
-            };
-            let channel = connected.map_err(|e| format!("connect to {}: {e}", options.endpoint))?;
-            channels.push(InterceptedService::new(channel, credentials.clone()));
-        }
+        let target =
+            Target { ca_file: options.ca_file.clone(), key_file: options.key_file.clone(), ..Target::plain(&options.endpoint) };
+        let channels = target.connections(options.connections as usize)?;
         let run = format!("{:x}", now_nanos());
         let count = if options.scenario == Scenario::FanOut { options.subscriptions } else { 1 };
         let client = Self {

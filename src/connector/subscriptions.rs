@@ -13,7 +13,7 @@ use super::{
     validate,
 };
 use crate::{
-    broker::{BrokerError, Change, Effect, Expect, Kind, QueueConfig},
+    broker::{BrokerError, Change, Effect, Expect, Kind, QueueConfig, QueueStats},
     model::{ExpirationPolicy, PushConfig, Subscription, SubscriptionName, TopicName, resource::Labels},
 };
 
@@ -128,6 +128,19 @@ impl Connector {
 
     pub(super) async fn read_subscription(&self, name: &SubscriptionName) -> Result<(Subscription, u64), Error> {
         self.catalog.read(Kind::Subscription, name.as_str()).await?.ok_or_else(|| Error::not_found(name))
+    }
+
+    /// The state of a subscription's queue at this moment, read past every cache. It does not count as use.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn backlog(&self, name: &SubscriptionName) -> Result<QueueStats, Error> {
+        let (subscription, _) = self.read_subscription(name).await?;
+        match self.broker().stats(&queue_ref(&subscription)).await {
+            Err(BrokerError::Gone) if subscription.detached => Ok(QueueStats::default()),
+            Err(BrokerError::Gone) => Err(Error::not_found(name)),
+            stats => Ok(stats?),
+        }
     }
 
     /// Administration counts as use: it puts off the expiration of an idle subscription.

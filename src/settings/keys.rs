@@ -406,9 +406,18 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "PRELOAD_FILE",
         range: "the path of a file, or empty",
-        about: "YAML or JSON file of topics and subscriptions with all their fields, created before the port answers.",
+        about: "YAML or JSON file of schemas, topics, subscriptions and policies with all their fields, created before the port \
+                answers. `landline apply` takes the same file.",
         set: |s, v| store(&mut s.preload_file, text(v).map(Into::into)),
         get: |s| s.preload_file.display().to_string(),
+    },
+    Key {
+        name: "PRELOAD_EXISTING",
+        range: "keep or update",
+        about: "What becomes of a resource that exists and differs from the file: it is left as it is, or changed where it can \
+                be. Nothing is deleted.",
+        set: |s, v| store(&mut s.preload_existing, value::PreloadExisting::parse(v)),
+        get: |s| s.preload_existing.to_string(),
     },
 ];
 

@@ -358,6 +358,32 @@ impl fmt::Display for LogFormat {
     }
 }
 
+/// What the start does to a resource that exists and differs from what the settings ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreloadExisting {
+    Keep,
+    Update,
+}
+
+impl PreloadExisting {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "keep" => Some(Self::Keep),
+            "update" => Some(Self::Update),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for PreloadExisting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Keep => "keep",
+            Self::Update => "update",
+        })
+    }
+}
+
 /// A value as YAML writes it: bare when it is a number, a flag or a plain word, quoted otherwise.
 pub(super) fn yaml(value: &str) -> String {
     let plain = !value.is_empty() && value.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));

@@ -15,6 +15,9 @@ const LAYERS: &[(&str, &[&str])] = &[
             "admin",
             "auth",
             "bench",
+            "client",
+            "mirror",
+            "resources",
             "connector",
             "rules",
             "broker",
@@ -25,7 +28,11 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // The load generator is a client: it knows the protocol and what a message is.
-    ("bench", &["tls", "api", "auth", "model"]),
+    ("bench", &["client", "api", "model"]),
+    // So is what copies messages, and what compares resources with a file.
+    ("mirror", &["client", "api", "model"]),
+    ("resources", &["client", "api"]),
+    ("client", &["tls", "auth"]),
     ("settings", &["tls", "auth", "connector", "telemetry", "model"]),
     ("api", &["auth", "connector", "rules", "broker", "model"]),
     ("push", &["auth", "connector", "rules", "broker", "telemetry", "model"]),

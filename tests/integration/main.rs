@@ -6,6 +6,7 @@ mod fixture;
 
 mod access;
 mod aging;
+mod applying;
 mod crash;
 mod defaults;
 mod deletion;
@@ -21,6 +22,8 @@ mod licences;
 mod masks;
 mod metrics;
 mod migration;
+mod mirroring;
+mod moving;
 mod naming;
 mod nodes;
 mod ordering;
