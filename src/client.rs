@@ -4,7 +4,7 @@
 //! as Google's own clients do. Landline and Google take them alike.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
@@ -88,7 +88,7 @@ impl Target {
         if !(url.starts_with("http://") || url.starts_with("https://")) {
             return Err(bad(&"must be a URL with http:// or https://, or HOST:PORT"));
         }
-        let credentials = self.key_file.as_ref().map(Credentials::load).transpose()?;
+        let credentials = self.key_file.as_deref().map(Credentials::load).transpose()?;
         let tls = url.strip_prefix("https://").map(|address| self.tls().map(|client| (client, format!("http://{address}"))));
         let tls = tls.transpose()?;
         // The transport has no TLS of its own: the connector brings it.
@@ -130,7 +130,7 @@ struct Credentials {
 }
 
 impl Credentials {
-    fn load(path: &PathBuf) -> Result<Arc<Self>, String> {
+    fn load(path: &Path) -> Result<Arc<Self>, String> {
         let key = KeyFile::read(path).map_err(|e| e.to_string())?;
         let token = Mutex::new((sign(&key)?, Instant::now()));
         Ok(Arc::new(Self { key, token }))

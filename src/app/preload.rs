@@ -67,10 +67,10 @@ where
             tracing::warn!(name = step.name, asked_for_by = step.place, "left as it is: {}", changes.join("; "));
         }
     }
-    if let Err(failures) = plan.carry_out(caller).await {
-        for (step, failure) in failures {
-            return Err(failed(format!("{} ({})", step.name, step.place), failure));
-        }
+    if let Err(failures) = plan.carry_out(caller).await
+        && let Some((step, failure)) = failures.into_iter().next()
+    {
+        return Err(failed(format!("{} ({})", step.name, step.place), failure));
     }
     for step in plan.steps.iter().filter(|step| step.action != Action::Impossible) {
         let done = if step.action == Action::Create { "created" } else { "updated" };

@@ -1,6 +1,6 @@
 //! One request to the destination, for as long as it takes.
 
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{ops::Range, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -69,7 +69,7 @@ impl Destination {
     /// nothing behind a bad one is published.
     pub async fn publish(mut self, batch: Batch, stop: CancellationToken, progress: &Progress) -> (Batch, Vec<Fate>) {
         let mut fates = vec![Fate::Untried; batch.items.len()];
-        let mut ranges = vec![0..batch.items.len()];
+        let mut ranges = Vec::from([Range { start: 0, end: batch.items.len() }]);
         while let Some(range) = ranges.pop() {
             match self.send(&batch, range.clone(), &stop, progress).await {
                 None => break,
@@ -97,7 +97,7 @@ impl Destination {
     async fn send(
         &mut self,
         batch: &Batch,
-        range: std::ops::Range<usize>,
+        range: Range<usize>,
         stop: &CancellationToken,
         progress: &Progress,
     ) -> Option<Result<(), Status>> {

@@ -146,23 +146,30 @@ fn with_whole_characters(text: &str) -> String {
     whole + rest
 }
 
+/// A list or a map whose end was not seen yet.
+struct Open {
+    node: Node,
+    anchor: usize,
+    /// The key that a map has read and whose value comes next.
+    key: Option<(String, Place)>,
+}
+
 /// Puts the tree together.
 #[derive(Default)]
 struct Reader {
     root: Option<Node>,
-    /// What is open, with its anchor; maps have perhaps read a key.
-    open: Vec<(Node, usize, Option<(String, Place)>)>,
+    open: Vec<Open>,
     anchors: HashMap<usize, Node>,
     wrong: Option<(Place, String)>,
 }
 
 impl Reader {
     fn begin(&mut self, marker: Marker, content: Content, anchor: usize) {
-        self.open.push((Node { place: place(marker), content }, anchor, None));
+        self.open.push(Open { node: Node { place: place(marker), content }, anchor, key: None });
     }
 
     fn end(&mut self) {
-        if let Some((mut node, anchor, _)) = self.open.pop() {
+        if let Some(Open { mut node, anchor, .. }) = self.open.pop() {
             // The parser says where a map's first value is; it begins with the key.
             if let Content::Map(entries) = &node.content
                 && let Some((_, first, _)) = entries.first()
@@ -182,7 +189,7 @@ impl Reader {
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
-        let Some((parent, _, key)) = self.open.last_mut() else {
+        let Some(Open { node: parent, key, .. }) = self.open.last_mut() else {
             if self.root.is_some() {
                 self.refuse(node.place, "a second document begins here; there must be one");
             }
