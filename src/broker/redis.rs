@@ -58,7 +58,7 @@ use tokio::sync::{broadcast, mpsc};
 use self::{address::Address, connection::Shards, engine::Engine};
 use super::{
     Append, Appended, Broker, BrokerError, Change, DeadLetter, DeadlineChange, Event, Kind, LeaseRequest, LeaseToken, Leased,
-    Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
+    Measure, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
 };
 
 pub use durability::Durability;
@@ -210,6 +210,10 @@ impl Broker for Redis {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn measures(&self) -> Vec<Measure> {
+        self.engine.shards.measures()
     }
 
     async fn close(&self) {

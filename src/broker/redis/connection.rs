@@ -24,7 +24,10 @@ use super::{
     library,
     slots::{SLOTS, read_slots},
 };
-use crate::broker::BrokerError;
+use crate::{
+    broker::{BrokerError, Measure, MeasureValue},
+    model::meter::{Histogram, add},
+};
 
 /// How long a call waits for a broken connection to come back: a restart of a local server takes about this long.
 const CONNECT_WAIT: Duration = Duration::from_millis(250);
@@ -136,8 +139,19 @@ struct WaitDone {
     result: Option<Result<(), BrokerError>>,
 }
 
+/// What the connections of this node did so far.
+#[derive(Default)]
+struct Traffic {
+    /// From a request to its answer.
+    took: Histogram,
+    /// Requests that were not sent, or whose answer was lost.
+    failed: AtomicU64,
+    connects: AtomicU64,
+}
+
 /// All connections of one broker.
 pub struct Shards {
+    traffic: Traffic,
     address: Address,
     durability: Durability,
     links: Mutex<HashMap<(Endpoint, Lane), Arc<Link>>>,
@@ -221,6 +235,7 @@ impl Shards {
         happened: mpsc::UnboundedSender<Happened>,
     ) -> Result<Arc<Self>, BrokerError> {
         let shards = Arc::new_cyclic(|this| Self {
+            traffic: Traffic::default(),
             address,
             durability,
             links: Mutex::default(),
@@ -334,6 +349,16 @@ impl Shards {
     /// # Errors
     /// [`Failure`].
     pub async fn call_at(&self, endpoint: &Endpoint, request: &Request, asking: bool) -> Result<Vec<Value>, Failure> {
+        let began = tokio::time::Instant::now();
+        let answer = self.exchange(endpoint, request, asking).await;
+        match &answer {
+            Err(Failure::Unsent(_) | Failure::Lost(_)) => add(&self.traffic.failed, 1),
+            _ => self.traffic.took.observe(began.elapsed()),
+        }
+        answer
+    }
+
+    async fn exchange(&self, endpoint: &Endpoint, request: &Request, asking: bool) -> Result<Vec<Value>, Failure> {
         let link = self.link(endpoint, Lane::Calls);
         let mut live = self.live(&link).await?;
         let mut answer = send(&mut live.connection, request, asking).await;
@@ -593,6 +618,21 @@ impl Shards {
         Err(trouble)
     }
 
+    /// What the connections of this node are and did, for operators.
+    pub fn measures(&self) -> Vec<Measure> {
+        let open = self.links.lock().values().filter(|link| link.live.borrow().is_some()).count();
+        let counter = |counter: &AtomicU64| MeasureValue::Counter(counter.load(Ordering::Relaxed));
+        let (took, failed) = (MeasureValue::Histogram(self.traffic.took.view()), counter(&self.traffic.failed));
+        [
+            ("connections", "Open connections to Redis", MeasureValue::Gauge(open as f64)),
+            ("connects_total", "Connections to Redis that were opened, the first ones included", counter(&self.traffic.connects)),
+            ("request_failures_total", "Requests to Redis that were not sent, or whose answer was lost", failed),
+            ("request_duration_seconds", "Time from a request to Redis to its answer", took),
+        ]
+        .map(|(name, about, value)| Measure { name, about, value })
+        .into()
+    }
+
     pub fn close(&self) {
         self.stop.cancel();
         for link in self.links.lock().values() {
@@ -627,6 +667,7 @@ async fn keep(shards: Weak<Shards>, link: Arc<Link>, stop: CancellationToken) {
             match attempt {
                 Ok((connection, run)) => {
                     generation += 1;
+                    add(&shards.traffic.connects, 1);
                     *link.trouble.lock() = None;
                     link.live.send_replace(Some(Live { connection, generation, run }));
                     if link.lane == Lane::Calls {
