@@ -137,7 +137,7 @@ async fn run(mut settings: Settings) -> Result<(), Error> {
     let requests = Requests::new(methods()?);
     let early = early_services(&settings, &readiness)?;
     let traced = exporting.tracer().is_some();
-    let dispatch = Dispatch::new(early, security.authenticator.clone(), requests.clone(), traced)
+    let dispatch = Dispatch::new(early, security.authenticator.clone(), requests.clone(), &settings.cors_origins, traced)
         .map_err(|e| Error::Descriptors(e.to_string()))?;
     let admin = Admin::new(readiness.probe(), requests);
     let admin_address = serve_admin(&admin, admin_listener);

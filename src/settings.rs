@@ -49,6 +49,8 @@ pub struct Settings {
     /// Threads that serve connections; 0 takes one a core.
     pub workers: usize,
     pub enable_reflection: bool,
+    /// Origins whose pages browsers may let call REST, `*` alone for all, empty for none.
+    pub cors_origins: Vec<String>,
     /// `host:port` that clients are told, empty for none.
     pub advertised_endpoint: String,
     /// Whether pushes may go to this machine and to private networks.
@@ -90,6 +92,7 @@ impl Default for Settings {
             max_connections: 16_384,
             workers: 0,
             enable_reflection: true,
+            cors_origins: Vec::new(),
             advertised_endpoint: String::new(),
             push_internal_networks: true,
             push_ca_file: PathBuf::new(),

@@ -4,7 +4,7 @@
 //! process; the answer becomes JSON. Validators, interceptors and errors are thereby shared, and no method has code here.
 //!
 //! [`one_port`] is what a server listens with: it tells gRPC from REST by the content type, over HTTP/1.1 and HTTP/2 alike.
-//! There are no CORS headers: browsers keep pages of other origins away.
+//! There are no CORS headers here: the server adds them where it is told to.
 
 mod body;
 mod call;

@@ -5,14 +5,14 @@ use std::{
     future::ready,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
+    time::Duration,
 };
 
-#[cfg(feature = "push")]
-use http::Method;
-use http::{HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use tonic::{Status, body::Body, codegen::BoxFuture, server::NamedService};
-use tower::Service;
+use tower::{Layer, Service, service_fn};
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use crate::{
     admin::{Call, Requests},
@@ -167,10 +167,13 @@ pub struct Dispatch {
     authenticator: Arc<Authenticator>,
     budget: Budget,
     peer: Arc<Peer>,
+    /// Says which pages browsers may let call; none for only those of this server itself.
+    cors: Option<CorsLayer>,
 }
 
 impl Dispatch {
     /// Serves `early` at once, counts every call in `requests`, and answers the rest with UNAVAILABLE until [`open`](Self::open).
+    /// Browsers let pages of these origins call REST: `*` alone stands for all.
     /// Where calls are `traced`, what their callers say of that is listened to.
     ///
     /// # Errors
@@ -179,6 +182,7 @@ impl Dispatch {
         early: Services,
         authenticator: Arc<Authenticator>,
         requests: Arc<Requests>,
+        cors_origins: &[String],
         traced: bool,
     ) -> Result<Self, SetupError> {
         let grpc = Grpc {
@@ -191,7 +195,9 @@ impl Dispatch {
                 issuer: OnceLock::new(),
             }),
         };
-        Ok(Self { rest: rest::service(grpc.clone())?, grpc, authenticator, budget: Budget::default(), peer: Arc::default() })
+        let rest = rest::service(grpc.clone())?;
+        let cors = cors(cors_origins);
+        Ok(Self { rest, grpc, authenticator, budget: Budget::default(), peer: Arc::default(), cors })
     }
 
     /// The same for the requests of one connection.
@@ -217,6 +223,30 @@ impl hyper::service::Service<Request<Incoming>> for Dispatch {
     type Future = Answer;
 
     fn call(&self, request: Request<Incoming>) -> Answer {
+        let Some(cors) = &self.cors else { return self.route(request) };
+        let dispatch = self.clone();
+        // Questions of browsers are answered here, before anybody is asked who calls: they come without credentials.
+        Box::pin(cors.layer(service_fn(move |request| dispatch.route(request))).call(request))
+    }
+}
+
+/// How long a browser may remember what it may do; browsers cut longer times.
+const CORS_MAX_AGE: Duration = Duration::from_secs(3600);
+
+/// What browsers are told. Cookies are not spoken of: there are none, and tokens go into a header that is listed.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let origin = match origins {
+        [] => return None,
+        [all] if all == "*" => AllowOrigin::any(),
+        some => AllowOrigin::list(some.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    let methods = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+    let layer = CorsLayer::new().allow_origin(origin).allow_methods(AllowMethods::list(methods));
+    Some(layer.allow_headers(AllowHeaders::mirror_request()).max_age(CORS_MAX_AGE))
+}
+
+impl Dispatch {
+    fn route(&self, request: Request<Incoming>) -> Answer {
         #[cfg(feature = "push")]
         if crate::push::has_page(request.uri().path()) && [Method::GET, Method::HEAD].contains(request.method()) {
             return issuer_page(self.grpc.shared.issuer.get().cloned(), request.uri().path().to_owned());

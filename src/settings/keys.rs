@@ -333,6 +333,13 @@ pub static KEYS: &[Key] = &[
         get: |s| s.enable_reflection.to_string(),
     },
     Key {
+        name: "CORS_ORIGINS",
+        range: "origins separated by commas, such as https://app.example.com, or *, or empty (none)",
+        about: "Origins whose pages browsers let call the REST API. Give `*` with `AUTH=enforce` only.",
+        set: |s, v| store(&mut s.cors_origins, value::origins(v)),
+        get: |s| s.cors_origins.join(","),
+    },
+    Key {
         name: "ADVERTISED_ENDPOINT",
         range: "host:port, or empty",
         about: "Address that clients reach the server by, shown in the start line of the log.",

@@ -116,6 +116,21 @@ pub(super) fn issuer(text: &str) -> Option<String> {
     (text.is_empty() || rest.is_some_and(legal)).then(|| text.to_owned())
 }
 
+/// Origins of pages that browsers may let call: `*`, or `scheme://host[:port]` as browsers write them, separated by commas.
+pub(super) fn origins(given: &str) -> Option<Vec<String>> {
+    let origin = |item: &str| {
+        let host = item.strip_prefix("https://").or_else(|| item.strip_prefix("http://"))?;
+        let legal = !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && !b"/?#@\"\\*".contains(&b));
+        // Browsers write schemes and hosts in lower case, and origins are compared byte by byte.
+        legal.then(|| item.to_ascii_lowercase())
+    };
+    let items = texts(given)?;
+    if items == ["*"] {
+        return Some(items);
+    }
+    items.iter().map(|item| origin(item)).collect()
+}
+
 /// `host:port` with a port from 1; empty for none.
 pub(super) fn endpoint(text: &str) -> Option<String> {
     if text.is_empty() {

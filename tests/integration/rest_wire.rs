@@ -22,6 +22,7 @@ for_one_backend!(
     a_tool_can_probe_a_topic,
     keep_alive_connections_serve_many_requests,
     answers_are_json_with_a_content_type,
+    pages_of_listed_origins_may_call_and_no_others,
 );
 
 async fn put(address: std::net::SocketAddr, path: &str, body: &str) -> Answer {
@@ -286,4 +287,34 @@ async fn answers_are_json_with_a_content_type(backend: Backend) {
     }
     let deleted = send(api.address(), "DELETE", &format!("/v1/{topic}"), &[], "").await;
     assert_eq!(deleted.success(), json!({}));
+}
+
+async fn pages_of_listed_origins_may_call_and_no_others(backend: Backend) {
+    let allowed = |answer: &Answer| answer.headers.get("access-control-allow-origin").map(|v| v.to_str().unwrap().to_owned());
+    let path = "/v1/projects/p1/topics";
+    let page = |origin| {
+        [("origin", origin), ("access-control-request-method", "PUT"), ("access-control-request-headers", "authorization")]
+    };
+
+    let fixture = Fixture::start_with(backend, &[("CORS_ORIGINS", "https://App.example.com, http://localhost:3000")]).await;
+    let address = fixture.api_over(Transport::Rest).await.address();
+    for (origin, known) in [("https://app.example.com", true), ("http://localhost:3000", true), ("https://other.example", false)]
+    {
+        let expected = known.then(|| origin.to_owned());
+        let asked = send(address, "OPTIONS", path, &page(origin), "").await;
+        assert_eq!((asked.status, allowed(&asked)), (StatusCode::OK, expected.clone()));
+        assert!(asked.headers["access-control-allow-methods"].to_str().unwrap().contains("PUT"));
+        assert_eq!(asked.headers["access-control-allow-headers"], "authorization");
+        // Errors can be read as well as answers.
+        for (path, status) in [(path, 200), ("/v1/projects/p1/topics/none", 404)] {
+            let answer = send(address, "GET", path, &[("origin", origin)], "").await;
+            assert_eq!((answer.status.as_u16(), allowed(&answer)), (status, expected.clone()), "{path}");
+        }
+    }
+
+    let fixture = Fixture::start(backend).await;
+    let address = fixture.api_over(Transport::Rest).await.address();
+    let answer = send(address, "GET", path, &[("origin", "https://app.example.com")], "").await;
+    assert_eq!((answer.status.as_u16(), allowed(&answer)), (200, None));
+    assert_eq!(send(address, "OPTIONS", path, &page("https://app.example.com"), "").await.status, StatusCode::NOT_FOUND);
 }
