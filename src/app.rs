@@ -54,7 +54,7 @@ use crate::{
     api::proto::FILE_DESCRIPTOR_SET,
     auth::KeysError,
     broker::BrokerError,
-    settings::Settings,
+    settings::{BrokerUrl, Settings},
     tls::{Acceptor, TlsError},
 };
 
@@ -67,7 +67,7 @@ pub enum Error {
     Broker(#[from] BrokerError),
     #[error("CONNECTORS_GCP_BROKER_URL: {0}")]
     BrokerUrl(String),
-    #[error(transparent)]
+    #[error("CONNECTORS_GCP_TLS_CERT_FILE, _KEY_FILE or _CLIENT_CA_FILE: {0}")]
     Tls(#[from] TlsError),
     #[error("{0}")]
     Auth(String),
@@ -321,11 +321,20 @@ fn announce(settings: &Settings, addresses: &[SocketAddr], admin: Option<SocketA
         tls = settings.tls.is_set(),
         auth = ?settings.auth.mode(),
         broker = %settings.broker,
-        durability = %settings.durability,
+        durability = durability(settings),
         node = core.map_or("", |core| core.connector.options().node_id.as_str()),
         "landline started"
     );
     Ok(())
+}
+
+/// What a confirmed message is safe from, for the log.
+fn durability(settings: &Settings) -> String {
+    match settings.broker {
+        BrokerUrl::Memory => "none".into(),
+        BrokerUrl::Redis(_) if !settings.durability_given => "as Redis is set up".into(),
+        _ => settings.durability.to_string(),
+    }
 }
 
 /// Takes as many file descriptors as the system allows: each connection needs one, and the usual soft limit is 1,024.

@@ -6,7 +6,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -486,8 +486,9 @@ pub trait Broker: Send + Sync + 'static {
     async fn close(&self);
 }
 
-/// Numbers sessions on this node.
+/// Numbers sessions. What is stored of leases names the sessions that held them, also those of processes before this one: the
+/// numbers start at a random place, so that none of those is taken for one of this process.
 pub fn next_session_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(rand::random_range(1..1 << 62)));
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -29,6 +29,7 @@ pub mod record;
 mod rig;
 #[cfg_attr(not(feature = "schemas"), path = "connector/schemas/off.rs")]
 pub mod schemas;
+mod screen;
 mod secret;
 mod seek;
 pub mod session;

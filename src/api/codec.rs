@@ -4,10 +4,11 @@ use std::marker::PhantomData;
 
 use prost::Message;
 use tonic::{
-    Status,
-    codec::{BufferSettings, EncodeBuf},
+    Code, Status,
+    codec::{BufferSettings, DecodeBuf, EncodeBuf},
 };
-use tonic_prost::ProstDecoder;
+
+use super::status::with_details;
 
 /// First size of a call's buffers. Most requests and responses are smaller, larger ones grow theirs, and an idle stream
 /// keeps two of these.
@@ -38,14 +39,14 @@ where
     type Encode = T;
     type Decode = U;
     type Encoder = Encoder<T>;
-    type Decoder = ProstDecoder<U>;
+    type Decoder = Decoder<U>;
 
     fn encoder(&mut self) -> Encoder<T> {
         Encoder(PhantomData)
     }
 
-    fn decoder(&mut self) -> ProstDecoder<U> {
-        ProstDecoder::new(settings())
+    fn decoder(&mut self) -> Decoder<U> {
+        Decoder(PhantomData)
     }
 }
 
@@ -60,6 +61,24 @@ impl<T: Message> tonic::codec::Encoder for Encoder<T> {
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
         buffer.reserve(item.encoded_len());
         item.encode(buffer).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        settings()
+    }
+}
+
+/// Decodes what is legal. Everything else is the sender's fault: INTERNAL would have clients send it again.
+#[derive(Debug, Clone)]
+pub struct Decoder<U>(PhantomData<U>);
+
+impl<U: Message + Default> tonic::codec::Decoder for Decoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let decoded = U::decode(buffer).map(Some);
+        decoded.map_err(|error| with_details(Code::InvalidArgument, format!("The message can't be read: {error}.")))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

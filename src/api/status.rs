@@ -26,6 +26,10 @@ const ERROR_INFO_URL: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 /// Trailer with the bare `ErrorInfo`, the only form the PHP client decodes.
 const ERROR_INFO_TRAILER: &str = "google.rpc.errorinfo-bin";
 
+/// Longest `ErrorInfo` that is sent twice. gRPC channels that set no bound of their own read 8 KiB of trailers, and take what
+/// is beyond for another error; the details, which all other clients read, are worth that room more.
+const MAX_REPEATED_BYTES: usize = 3 << 10;
+
 /// The gRPC code of an error.
 pub fn code(error: &Error) -> Code {
     match error {
@@ -124,11 +128,13 @@ pub fn with_details(code: Code, message: String) -> Status {
     Status::with_details(code, message, details)
 }
 
-/// A status that explains itself with an `ErrorInfo`: as the first detail and as a trailer of its own.
+/// A status that explains itself with an `ErrorInfo`: as the first detail and, unless it is long, as a trailer of its own.
 pub fn with_error_info(code: Code, message: String, info: rpc::ErrorInfo) -> Status {
     let encoded = info.encode_to_vec();
     let mut trailers = MetadataMap::new();
-    trailers.insert_bin(ERROR_INFO_TRAILER, MetadataValue::from_bytes(&encoded));
+    if encoded.len() <= MAX_REPEATED_BYTES {
+        trailers.insert_bin(ERROR_INFO_TRAILER, MetadataValue::from_bytes(&encoded));
+    }
     let details = encode_details(code, &message, vec![Any { type_url: ERROR_INFO_URL.into(), value: encoded }]);
     Status::with_details_and_metadata(code, message, details, trailers)
 }
@@ -186,6 +192,16 @@ mod tests {
         assert!(info.metadata["id2"].starts_with("TRANSIENT_FAILURE_"));
         let trailer = status.metadata().get_bin("google.rpc.errorinfo-bin").unwrap().to_bytes().unwrap();
         assert_eq!(rpc::ErrorInfo::decode(trailer).unwrap(), info);
+    }
+
+    #[test]
+    fn a_long_list_of_failed_ids_is_sent_once() {
+        let failed = (0..40).map(|n| (format!("{n:0>140}"), AckFailure::Permanent)).collect();
+        let status = to_status(Error::AckIds(failed));
+        let info = rpc::ErrorInfo::decode(&details(&status).details[0].value[..]).unwrap();
+        assert_eq!(info.metadata.len(), 40);
+        assert!(status.metadata().is_empty());
+        assert!(status.details().len() < 8 << 10);
     }
 
     #[test]

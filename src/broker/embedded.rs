@@ -183,7 +183,10 @@ impl Shared {
         let now_ms = state.tick(self.clock.now_ms());
         let mut fx = Effects::default();
         let (target, log) = state.used(queue.incarnation, now_ms, &mut fx)?;
-        let (result, ops) = decide(target, log, now_ms, &mut fx);
+        let (result, mut ops) = decide(target, log, now_ms, &mut fx);
+        if target.is_use_to_log(now_ms) && ops.is_empty() {
+            ops.push((Op::Use { now_ms, queue: queue.incarnation }, false));
+        }
         let mut position = self.log.position();
         for (op, sync) in ops {
             position = self.record(&op, sync).inspect_err(|error| self.fail(error))?;
@@ -579,6 +582,7 @@ impl Shared {
             deadline_ms: request.deadline_ms,
         };
         let picked = queue.lease(log, budget, now_ms, &mut fx);
+        let log_use = queue.is_use_to_log(now_ms);
         let deadline_at_ms = now_ms + request.deadline_ms;
         let mut position = 0;
         if let Some(first) = picked.first() {
@@ -594,6 +598,9 @@ impl Shared {
             session.charge(picked.len(), picked.iter().map(|p| u64::from(p.location.length)).sum());
             state.offer(id);
         } else {
+            if log_use {
+                self.record(&Op::Use { now_ms, queue: id }, false).inspect_err(|error| self.fail(error))?;
+            }
             state.hungry(id, session);
         }
         self.finish(&mut state, &request.queue, fx);

@@ -110,11 +110,16 @@ impl Connector {
 
     async fn is_idle(&self, subscription: &Subscription) -> Result<bool, Error> {
         let ExpirationPolicy::After { seconds, .. } = subscription.expiration_policy else { return Ok(false) };
-        let last_active_ms = match self.broker().stats(&queue_ref(subscription)).await {
+        let (queue, now_ms) = (queue_ref(subscription), self.broker().now_ms());
+        let last_active_ms = match self.broker().stats(&queue).await {
             Ok(stats) => stats.last_active_ms,
             Err(BrokerError::Gone) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
+        if last_active_ms >= now_ms && !self.broker().is_shared() {
+            // A stream that waits is use, but leaves no trace in a store of this process alone: a crash would forget it.
+            self.broker().touch(&queue).await?;
+        }
         let idle_ms = self.broker().now_ms().saturating_sub(last_active_ms);
         Ok(i128::from(idle_ms) > i128::from(seconds) * 1000)
     }

@@ -170,13 +170,16 @@ impl Connector {
         loop {
             let leased = self.broker.lease(self.lease_for_pull(entry, &attached, max_messages)).await?;
             let had_some = !leased.is_empty();
-            let leased = self.transform_leased(entry, leased).await.map_err(PullError::Other)?;
-            if !leased.is_empty() || Instant::now() >= until {
+            let leased = self.deliverable(entry, leased).await.map_err(PullError::Other)?;
+            if !leased.is_empty() || (Instant::now() >= until && !had_some) {
                 return Ok(Some(leased));
             }
             if had_some {
-                // None of them was for the client; there may be others.
-                attached.session.wake();
+                // None of them was for the client; there may be others, also for a client that does not wait.
+                if entry.is_retired() {
+                    return Ok(None);
+                }
+                continue;
             }
             tokio::select! {
                 () = attached.session.woken() => {}

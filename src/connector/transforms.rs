@@ -230,7 +230,7 @@ impl Connector {
     ///
     /// # Errors
     /// None here; a server without transforms refuses.
-    pub async fn transform_leased(&self, entry: &SubscriptionEntry, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
+    pub(super) async fn transform_leased(&self, entry: &SubscriptionEntry, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
         if entry.transforms.is_empty() || leased.is_empty() {
             return Ok(leased);
         }
@@ -258,23 +258,16 @@ impl Connector {
                 }
             }
         }
-        // A fault of the broker is as good as a lost answer: the leases run out.
         if !dropped.is_empty() {
             held.forget(&dropped);
-            self.note(entry, self.broker().acknowledge(&entry.queue, &dropped).await.map(drop));
+            self.note_settled(entry, self.broker().acknowledge(&entry.queue, &dropped).await.map(drop));
         }
         if !failures.is_empty() {
             held.forget(&failures.iter().map(|nack| nack.token).collect::<Vec<_>>());
-            self.note(entry, self.broker().modify_deadlines(&entry.queue, &failures).await.map(drop));
+            self.note_settled(entry, self.broker().modify_deadlines(&entry.queue, &failures).await.map(drop));
         }
         held.forget(&ready.iter().map(|l| l.token).collect::<Vec<_>>());
         Ok(ready)
-    }
-
-    fn note(&self, entry: &SubscriptionEntry, settled: Result<(), crate::broker::BrokerError>) {
-        if let Err(error) = settled {
-            tracing::warn!(%error, subscription = %entry.subscription.name, "transformed messages can't be settled");
-        }
     }
 
     /// One outcome a message that there was time for; none when the functions don't get to run.

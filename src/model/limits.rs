@@ -18,8 +18,9 @@ pub const MAX_ORDERING_KEY_BYTES: usize = 1024;
 pub const MAX_ACK_REQUEST_BYTES: usize = 524_288;
 /// Messages of one Pull response.
 pub const MAX_PULL_MESSAGES: usize = 1000;
-/// Payload bytes of one Pull response.
-pub const MAX_PULL_BYTES: usize = 10_000_000;
+/// Message bytes of one Pull response, unless its first message is larger. With the ack ids of a thousand messages it stays
+/// below 4 MiB, which is all that gRPC clients take unless they are told otherwise.
+pub const MAX_PULL_BYTES: usize = 3_500_000;
 /// Shortest ack deadline of a subscription or a stream.
 pub const MIN_ACK_DEADLINE_SECONDS: u32 = 10;
 /// Longest ack deadline anywhere.

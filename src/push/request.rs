@@ -108,6 +108,10 @@ pub fn build(subscription: &Subscription, leased: &Leased) -> Option<(HeaderMap,
             if write_metadata {
                 metadata_headers(&mut headers, subscription, &message, id, &time);
             }
+            if message.data().is_empty() {
+                // It would be left out, and some servers refuse a POST without it.
+                headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+            }
             Some((headers, message.data().to_vec()))
         }
         Some(PushWrapper::Pubsub) | None => {

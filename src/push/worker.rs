@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{guard::Guard, issuer::Issuer, request, window::Window};
 use crate::{
-    broker::{Broker, BrokerError, DeadlineChange, LeaseRequest, Leased, QueueRef, Session, next_session_id},
+    broker::{Broker, BrokerError, DeadlineChange, LeaseRequest, LeaseToken, Leased, QueueRef, Session, next_session_id},
     connector::{
         Connector, SubscriptionEntry,
         meters::{Delivery, PushAnswer, SubscriptionMeter},
@@ -61,6 +61,8 @@ struct Failed {
     answer: PushAnswer,
     /// For the log.
     why: String,
+    /// The message to give back; none when it was given back.
+    token: Option<LeaseToken>,
 }
 
 /// How this node reaches endpoints.
@@ -96,7 +98,9 @@ pub async fn run(connector: Arc<Connector>, outside: Arc<Outside>, entry: Arc<Su
         complained: None,
     };
     worker.push(&stop).await;
-    while worker.under_way.next().await.is_some() {}
+    while let Some((slot, pushed)) = worker.under_way.next().await {
+        worker.answered(slot, pushed);
+    }
 }
 
 impl Worker {
@@ -160,11 +164,11 @@ impl Worker {
     fn start(&mut self, slot: Slot, leased: Leased) {
         let (outside, entry, timeout) = (self.outside.clone(), self.entry.clone(), self.timeout());
         let (connector, meter) = (self.connector.clone(), self.meter.clone());
-        let bypass_backoff = self.connector.options().nack_bypasses_backoff;
         self.under_way.push(Box::pin(async move {
-            let leased = match connector.transform_leased(&entry, vec![leased]).await {
+            let internal = |error: String| Failed { answer: PushAnswer::Internal, why: error, token: None };
+            let leased = match connector.deliverable(&entry, vec![leased]).await {
                 Ok(leased) => leased.into_iter().next(),
-                Err(error) => return (slot, Some(Err(Failed { answer: PushAnswer::Internal, why: error.to_string() }))),
+                Err(error) => return (slot, Some(Err(internal(error.to_string())))),
             };
             // Dropped or failed, and settled as such.
             let Some(leased) = leased else { return (slot, None) };
@@ -180,14 +184,9 @@ impl Worker {
             }
             meter.push_latency.observe(began.elapsed());
             meter.pushed(pushed.as_ref().map_or_else(|failed| failed.answer, |()| PushAnswer::Acknowledged));
-            let settled = if pushed.is_ok() {
-                slot.broker.acknowledge(&slot.queue, &[leased.token]).await
-            } else {
-                let nack = DeadlineChange { token: leased.token, deadline_ms: 0, bypass_backoff, max_life_ms: 0 };
-                slot.broker.modify_deadlines(&slot.queue, &[nack]).await
-            };
-            if let Err(error) = settled {
-                tracing::warn!(%error, subscription = %entry.subscription.name, "push can't settle; the lease runs out");
+            if pushed.is_ok() {
+                let settled = slot.broker.acknowledge(&slot.queue, &[leased.token]).await;
+                note(&entry, settled.map(drop));
             }
             (slot, Some(pushed))
         }));
@@ -200,10 +199,25 @@ impl Worker {
             self.not_before = Instant::now() + self.window.pause();
             if let Err(failed) = pushed {
                 self.complain(&failed.why);
+                if let Some(token) = failed.token {
+                    return self.give_back(slot, token);
+                }
             }
         }
         // Asked first the next time: an ordering key may wait for it.
         self.idle.push(slot);
+    }
+
+    /// Gives a failed message back: only when the pause is set, because it may be leased again at once.
+    fn give_back(&mut self, slot: Slot, token: LeaseToken) {
+        let entry = self.entry.clone();
+        let bypass_backoff = self.connector.options().nack_bypasses_backoff;
+        self.under_way.push(Box::pin(async move {
+            let nack = DeadlineChange { token, deadline_ms: 0, bypass_backoff, max_life_ms: 0 };
+            let settled = slot.broker.modify_deadlines(&slot.queue, &[nack]).await;
+            note(&entry, settled.map(drop));
+            (slot, None)
+        }));
     }
 
     fn complain(&mut self, why: &str) {
@@ -233,6 +247,12 @@ impl Worker {
     }
 }
 
+fn note(entry: &SubscriptionEntry, settled: Result<(), BrokerError>) {
+    if let Err(error) = settled {
+        tracing::warn!(%error, subscription = %entry.subscription.name, "push can't settle; the lease runs out");
+    }
+}
+
 /// Posts a message. Whatever keeps the endpoint from being asked is as bad as a refusal.
 async fn post(
     outside: &Outside,
@@ -242,7 +262,8 @@ async fn post(
     trace: Option<Context>,
 ) -> Pushed {
     let subscription = &entry.subscription;
-    let internal = |why: String| Failed { answer: PushAnswer::Internal, why };
+    let failed = |answer: PushAnswer, why: String| Failed { answer, why, token: Some(leased.token) };
+    let internal = |why: String| failed(PushAnswer::Internal, why);
     let unreadable = || internal(format!("the stored message {} can't be read", leased.token.sequence));
     let (mut headers, body) = request::build(subscription, leased).ok_or_else(unreadable)?;
     match outside.issuer.authorization(subscription).await {
@@ -262,7 +283,7 @@ async fn post(
         Ok(response) if request::acknowledges(response.status().as_u16()) => Ok(()),
         Ok(response) => {
             let status = response.status();
-            Err(Failed { answer: PushAnswer::of_status(status.as_u16()), why: format!("the endpoint answered {status}") })
+            Err(failed(PushAnswer::of_status(status.as_u16()), format!("the endpoint answered {status}")))
         }
         Err(error) => {
             let answer = if error.is_timeout() {
@@ -272,7 +293,7 @@ async fn post(
             } else {
                 PushAnswer::Unreachable
             };
-            Err(Failed { answer, why: causes(&error.without_url()) })
+            Err(failed(answer, causes(&error.without_url())))
         }
     }
 }

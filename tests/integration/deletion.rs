@@ -1,9 +1,10 @@
 //! Deleting and detaching.
 
 use landline::api::proto::pubsub::{
-    CreateSnapshotRequest, DeleteSubscriptionRequest, DeleteTopicRequest, DetachSubscriptionRequest, GetSnapshotRequest,
-    ListTopicSubscriptionsRequest, SeekRequest, Subscription, seek_request::Target,
+    CreateSnapshotRequest, DeleteSnapshotRequest, DeleteSubscriptionRequest, DeleteTopicRequest, DetachSubscriptionRequest,
+    GetSnapshotRequest, ListTopicSubscriptionsRequest, SeekRequest, Subscription, seek_request::Target,
 };
+use prost_types::Timestamp;
 use tonic::Code;
 
 use crate::{
@@ -121,7 +122,15 @@ async fn snapshots_outlive_subscription_and_topic(backend: Backend) {
         api.ok(SeekRequest { subscription: other.clone(), target: Some(Target::Snapshot(snapshot.clone())) }).await;
         assert_eq!(api.take(&other).await.text(), "m1");
         api.delete_topic(&topic).await;
-        assert_eq!(api.ok(GetSnapshotRequest { snapshot }).await.topic, "_deleted-topic_");
+        assert_eq!(api.ok(GetSnapshotRequest { snapshot: snapshot.clone() }).await.topic, "_deleted-topic_");
+        api.ok(DeleteSnapshotRequest { snapshot }).await;
+        // A topic that is deleted with everything it kept does not keep its subscriptions from being saved.
+        api.ok(SeekRequest { subscription: other.clone(), target: Some(Target::Time(Timestamp::default())) }).await;
+        let late = snapshot_of(&api, &other).await;
+        api.take(&other).await;
+        api.ok(SeekRequest { subscription: other.clone(), target: Some(Target::Snapshot(late.clone())) }).await;
+        assert_eq!(api.take(&other).await.text(), "m1");
+        api.ok(DeleteSnapshotRequest { snapshot: late }).await;
     }
 }
 

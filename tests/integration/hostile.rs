@@ -2,7 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use landline::api::proto::pubsub::ListTopicsRequest;
+use landline::api::proto::{FILE_DESCRIPTOR_SET, pubsub::ListTopicsRequest};
+use prost_reflect::DescriptorPool;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -24,6 +25,7 @@ for_one_backend!(
     a_huge_body_is_refused_and_not_kept,
     unfinished_requests_do_not_fill_the_memory,
     broken_frames_end_the_connection,
+    bytes_that_are_no_request_are_the_callers_fault,
 );
 
 /// What one attack may add to the server's memory. The largest buffers of a connection are its windows of 16 MiB.
@@ -237,4 +239,29 @@ async fn broken_frames_end_the_connection(backend: Backend) {
         let _ = within(SOON, "the end of the connection", stream.read_to_end(&mut answer)).await;
     }
     tokio::time::timeout(Duration::from_secs(30), unharmed(&fixture, &api, before)).await.unwrap();
+}
+
+/// INTERNAL would have clients repeat such a call for ever.
+async fn bytes_that_are_no_request_are_the_callers_fault(backend: Backend) {
+    const NO_FIELD: &[u8] = b"\xff\xff\xff";
+    const NO_TEXT: &[u8] = b"\x0a\x02\xff\xfe";
+    let fixture = Fixture::start(backend).await;
+    let address = fixture.nodes[0].address;
+    let client = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    let pool = DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap();
+    let services = pool.services().filter(|s| ["google.pubsub.v1", "google.iam.v1"].contains(&s.package_name()));
+    let methods: Vec<_> =
+        services.flat_map(|s| s.methods().map(|m| format!("{}/{}", s.full_name(), m.name())).collect::<Vec<_>>()).collect();
+    assert!(methods.len() >= 38, "{methods:?}");
+    for method in methods {
+        for bytes in [NO_FIELD, NO_TEXT] {
+            let mut body = vec![0, 0, 0, 0, bytes.len() as u8];
+            body.extend_from_slice(bytes);
+            let request = client.post(format!("http://{address}/{method}")).header("content-type", "application/grpc");
+            let answer = request.header("te", "trailers").body(body).send().await.unwrap();
+            let status = answer.headers().get("grpc-status").map(|code| code.to_str().unwrap().to_owned());
+            assert_eq!(status.as_deref(), Some("3"), "{method} of {bytes:?}: {:?}", answer.headers());
+            assert!(answer.headers().contains_key("grpc-status-details-bin"), "{method}");
+        }
+    }
 }

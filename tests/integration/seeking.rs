@@ -1,8 +1,10 @@
 //! Seek, snapshots and retention.
 
+use std::time::Duration;
+
 use landline::api::proto::pubsub::{
     CreateSnapshotRequest, DeleteSnapshotRequest, GetSnapshotRequest, ListSnapshotsRequest, ListTopicSnapshotsRequest,
-    SeekRequest, SeekResponse, Snapshot, Topic, UpdateSnapshotRequest, seek_request::Target,
+    PubsubMessage, SeekRequest, SeekResponse, Snapshot, Topic, UpdateSnapshotRequest, seek_request::Target,
 };
 use prost_types::Timestamp;
 use tonic::Code;
@@ -20,6 +22,7 @@ for_every_backend!(
     a_snapshot_restores_its_state,
     a_topic_that_retains_lets_new_subscriptions_look_back,
     a_seek_serves_an_open_stream,
+    a_seek_brings_back_nothing_that_the_filter_keeps_out,
 );
 for_one_backend!(bad_snapshots_and_seeks_are_refused, snapshots_have_expiry_and_labels);
 
@@ -248,4 +251,43 @@ async fn a_seek_serves_an_open_stream(backend: Backend) {
     let mut got = texts(&again);
     got.sort_unstable();
     assert_eq!(got, ["m1", "m2", "m3"]);
+}
+
+/// C038. Also what was published before the subscription was there, or what another one's snapshot holds.
+async fn a_seek_brings_back_nothing_that_the_filter_keeps_out(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let filtered = |s: &mut landline::api::proto::pubsub::Subscription| s.filter = r#"attributes.k = "1""#.into();
+    for api in fixture.apis().await {
+        for retention in [None, Some(seconds(3600))] {
+            let id = format!("orders-{}", retention.is_some());
+            let name = api.topic(&id);
+            let topic = api.ok(Topic { name, message_retention_duration: retention, ..Default::default() }).await.name;
+            let all = api.create_subscription(&format!("all-{id}"), &topic).await;
+            let early = api.create_subscription_with(&format!("early-{id}"), &topic, filtered).await;
+            let keyed = |text: &str, k: &str| PubsubMessage {
+                data: text.to_owned().into(),
+                attributes: [("k".to_owned(), k.to_owned())].into(),
+                ..Default::default()
+            };
+            api.publish(&topic, [keyed("b", "2"), keyed("a", "1"), keyed("c", "2")]).await;
+            let held = snapshot(&api, &format!("snap-{id}"), &all).await.name;
+            let late = api.create_subscription_with(&format!("late-{id}"), &topic, filtered).await;
+            let mut targets = vec![(&early, Target::Snapshot(held.clone())), (&late, Target::Snapshot(held))];
+            if retention.is_some() {
+                targets.push((&late, Target::Time(timestamp(-600))));
+            }
+            for (subscription, target) in targets {
+                seek(&api, subscription, target.clone()).await;
+                // One at a time, so that a whole response may be kept out.
+                assert_eq!(consume(&api, subscription, 1).await, ["a"], "{target:?}");
+                assert!(api.pull_now(subscription, 10).await.is_empty(), "{target:?}");
+                seek(&api, subscription, target.clone()).await;
+                let mut stream = api.stream(subscription).await;
+                let received = stream.message().await;
+                assert_eq!(received.text(), "a");
+                stream.ack(&received);
+                assert!(stream.try_message(Duration::from_millis(300)).await.is_none(), "{target:?}");
+            }
+        }
+    }
 }

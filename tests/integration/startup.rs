@@ -7,7 +7,7 @@ use std::{
 };
 
 use landline::api::proto::pubsub::{
-    CreateSnapshotRequest, DeadLetterPolicy, GetSnapshotRequest, ListTopicsRequest, RetryPolicy, SeekRequest,
+    CreateSnapshotRequest, DeadLetterPolicy, GetSnapshotRequest, ListTopicsRequest, PubsubMessage, RetryPolicy, SeekRequest,
     seek_request::Target,
 };
 use tonic::Code;
@@ -25,7 +25,12 @@ use crate::{
     for_durable_backends, for_every_backend, for_one_backend,
 };
 
-for_durable_backends!(a_crash_keeps_everything, ids_are_unique_across_restarts, leases_end_on_time_across_a_restart);
+for_durable_backends!(
+    a_crash_keeps_everything,
+    ids_are_unique_across_restarts,
+    leases_end_on_time_across_a_restart,
+    what_old_consumers_hold_is_not_the_new_ones_after_a_restart,
+);
 for_one_backend!(
     a_wrong_setting_stops_the_start_with_one_line,
     a_busy_port_stops_the_start,
@@ -141,6 +146,40 @@ async fn leases_end_on_time_across_a_restart(backend: Backend) {
     let again = stream.message().await;
     assert_eq!(again.id(), first[0].id());
     assert_took(since, 9.9, 2.5 + late, "the lease of 10 s");
+}
+
+/// C094, C184. Neither the ordering keys nor the room in flow control that went with the leases of consumers before.
+async fn what_old_consumers_hold_is_not_the_new_ones_after_a_restart(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let topic = api.create_topic("orders").await;
+    let ordered = api.create_subscription_with("ordered", &topic, |s| {
+        s.enable_message_ordering = true;
+        s.ack_deadline_seconds = 600;
+    });
+    let ordered = ordered.await;
+    let plain = api.create_subscription_with("plain", &topic, |s| s.ack_deadline_seconds = 600).await;
+    let keyed = |text: &&str| PubsubMessage { data: (*text).to_owned().into(), ordering_key: "k".into(), ..Default::default() };
+    api.publish(&topic, ["1", "2", "3", "4", "5"].iter().map(keyed)).await;
+    let first = api.pull(&ordered, 1).await;
+    let held = api.pull(&plain, 2).await;
+    fixture.crash_and_restart();
+
+    let api = fixture.api_of_node(0, &api).await;
+    assert_eq!(texts(&api.pull_now(&ordered, 10).await), [""; 0]);
+    api.ack(&ordered, &first).await;
+    assert_eq!(texts(&api.pull(&ordered, 2).await), ["2", "3"]);
+
+    let stream = api.stream_with(&plain, |request| {
+        request.max_outstanding_messages = 1;
+        request.stream_ack_deadline_seconds = 600;
+    });
+    let mut stream = stream.await;
+    let own = stream.message().await;
+    api.ack(&plain, &held).await;
+    assert!(stream.try_message(Duration::from_millis(300)).await.is_none(), "more than the stream's limit");
+    stream.ack(&own);
+    stream.message().await;
 }
 
 fn run(env: &[(&str, &str)]) -> (bool, String) {

@@ -53,7 +53,9 @@ impl Found {
 /// What the log answers; what was moved until then stays moved.
 pub(super) fn gather(shared: &Shared) -> Result<(), BrokerError> {
     let budget = if shared.log.short_of_space() { ROUND_BYTES_SHORT } else { ROUND_BYTES };
-    gather_where(shared, u64::from(shared.log.segment_bytes()) / SPARSE, budget)
+    // What is moved of one block goes into one record, and that has to fit into a segment.
+    let segment_bytes = u64::from(shared.log.segment_bytes());
+    gather_where(shared, segment_bytes / SPARSE, budget.min(segment_bytes / 2))
 }
 
 /// The same for segments of at most `sparse` needed bytes, moving at most `budget` bytes.

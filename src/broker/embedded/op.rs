@@ -81,6 +81,11 @@ pub enum Op {
         segments: Vec<u32>,
         blocks: Vec<(u64, Bits)>,
     },
+    /// The queue is in use, and nothing else tells so.
+    Use {
+        now_ms: u64,
+        queue: u64,
+    },
 }
 
 /// Sequences, as (distance from the end of the range before, length).

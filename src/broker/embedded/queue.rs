@@ -159,6 +159,8 @@ pub struct Queue {
     unacked_bytes: u64,
     /// When the queue was last used.
     pub active_ms: u64,
+    /// When a record of the log last told so; 0 when none of this process has.
+    use_logged_ms: u64,
     settled: HashMap<u64, u64>,
     settled_order: VecDeque<(u64, u64)>,
     /// Leases that ran out since the store was opened.
@@ -168,7 +170,19 @@ pub struct Queue {
     redelivered_last: bool,
 }
 
+/// Subscriptions live on for a day after their last use at least; an hour of it may be forgotten.
+const USE_LOGGED_MS: u64 = 3_600_000;
+
 impl Queue {
+    /// Whether a record is due that tells of the queue's use; true once for each time it is.
+    pub fn is_use_to_log(&mut self, now_ms: u64) -> bool {
+        let due = now_ms.saturating_sub(self.use_logged_ms) >= USE_LOGGED_MS;
+        if due {
+            self.use_logged_ms = now_ms;
+        }
+        due
+    }
+
     /// A queue that takes the messages its topic gets from now on.
     pub fn new(config: QueueConfig, topic: &mut TopicLog) -> Self {
         topic.references += 1;
@@ -196,6 +210,7 @@ impl Queue {
             unacked: 0,
             unacked_bytes: 0,
             active_ms: 0,
+            use_logged_ms: 0,
             settled: HashMap::new(),
             settled_order: VecDeque::new(),
             expired_leases: 0,

@@ -488,6 +488,7 @@ impl State {
             Op::Revive { now_ms, queue, sequences } => self.replay_on(queue, now_ms, |q, log, fx| {
                 q.revive_dead(log, sequences.iter(), fx);
             }),
+            Op::Use { now_ms, queue } => self.replay_on(queue, now_ms, |_, _, _| {}),
         }
     }
 

@@ -57,7 +57,7 @@ impl Rig {
     /// them.
     pub fn gather(&self, sparse: u64, directory: Option<&Path>) {
         let shared = &self.broker.shared;
-        while let Err(error) = gather::gather_where(shared, sparse, u64::from(SEGMENT_BYTES)) {
+        while let Err(error) = gather::gather_where(shared, sparse, u64::from(SEGMENT_BYTES) / 2) {
             assert!(matches!(error, BrokerError::Unavailable(_)), "{error}");
             std::thread::yield_now();
         }
@@ -79,4 +79,23 @@ async fn leases_that_run_out_are_counted_since_the_start() {
     assert_eq!(expired(&rig).await, Some(2));
     let rig = rig.restart(folder.path());
     assert_eq!(expired(&rig).await, Some(0));
+}
+
+#[tokio::test]
+async fn a_crash_forgets_no_more_than_an_hour_of_use() {
+    const HOUR_MS: u64 = 3_600_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::on_disk(folder.path()).await;
+    let queue = rig.queue(1, |_| {}).await;
+    for hour in 1..=50 {
+        rig.pass(HOUR_MS);
+        if hour % 2 == 0 {
+            rig.pull(&queue, 1).await;
+        } else {
+            rig.broker.touch(&queue).await.unwrap();
+        }
+    }
+    let rig = rig.restart(folder.path());
+    let active_ms = rig.broker.stats(&queue).await.unwrap().last_active_ms - START_MS;
+    assert!(active_ms >= 49 * HOUR_MS, "{active_ms}");
 }

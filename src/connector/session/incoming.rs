@@ -2,7 +2,10 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{
+    FutureExt, Stream, StreamExt,
+    stream::{Fuse, Peekable},
+};
 use rand::Rng;
 use tokio::{
     sync::oneshot,
@@ -32,6 +35,9 @@ const DRAIN_SPREAD: Duration = Duration::from_secs(1);
 /// How often within the length of a lease unsent messages are looked at.
 const LOOKS_PER_LEASE: u32 = 4;
 
+/// What the client sends, one request ahead.
+type Requests<S> = Pin<Box<Peekable<Fuse<Pin<Box<S>>>>>>;
+
 pub(super) struct Incoming {
     pub connector: Arc<Connector>,
     pub channel: Arc<Channel>,
@@ -46,7 +52,8 @@ impl Incoming {
     where
         S: Stream<Item = Result<StreamRequest, Error>>,
     {
-        let mut requests = Box::pin(requests.fuse());
+        let mut requests = Box::pin(requests.fuse().peekable());
+        self.look_ahead(&mut requests);
         let end = match self.settle(first, true).await {
             Ok(()) => self.follow(&mut requests, gone).await,
             Err(error) => Err(error),
@@ -58,7 +65,7 @@ impl Incoming {
 
     /// Reads on until the client has closed its side, which it does when it hears of the end. To let go of the requests before
     /// would reset the stream, and a proxy may pass the reset on before the status: clients then take the end for another.
-    async fn linger<S>(&self, requests: &mut Pin<Box<S>>)
+    async fn linger<S>(&self, requests: &mut Requests<S>)
     where
         S: Stream<Item = Result<StreamRequest, Error>>,
     {
@@ -69,7 +76,7 @@ impl Incoming {
         }
     }
 
-    async fn follow<S>(&self, requests: &mut Pin<Box<S>>, mut gone: oneshot::Receiver<()>) -> Result<(), Error>
+    async fn follow<S>(&self, requests: &mut Requests<S>, mut gone: oneshot::Receiver<()>) -> Result<(), Error>
     where
         S: Stream<Item = Result<StreamRequest, Error>>,
     {
@@ -86,7 +93,10 @@ impl Incoming {
             }
             tokio::select! {
                 request = requests.next(), if !self.shared.is_full() => match request {
-                    Some(request) => self.settle(request?, false).await?,
+                    Some(request) => {
+                        self.look_ahead(requests);
+                        self.settle(request?, false).await?;
+                    }
                     None => return Ok(()),
                 },
                 () = entry.retired() => match self.look_up(&entry).await {
@@ -106,8 +116,18 @@ impl Incoming {
         }
     }
 
+    /// A client that closed its side with its last request gets no messages for what that request acknowledges.
+    fn look_ahead<S>(&self, requests: &mut Requests<S>)
+    where
+        S: Stream<Item = Result<StreamRequest, Error>>,
+    {
+        if let Some(None) = requests.as_mut().peek().now_or_never() {
+            self.shared.close();
+        }
+    }
+
     /// Settles what the client had already sent, and answers `end`.
-    async fn settle_rest<S>(&self, requests: &mut Pin<Box<S>>, end: Error) -> Result<(), Error>
+    async fn settle_rest<S>(&self, requests: &mut Requests<S>, end: Error) -> Result<(), Error>
     where
         S: Stream<Item = Result<StreamRequest, Error>>,
     {

@@ -88,6 +88,7 @@ impl Outgoing {
                     Ok(leased) => return Some(Ok(self.respond(leased))),
                     Err(error) => return self.end(Err(error)),
                 },
+                Next::Wait => {}
             }
             tokio::select! {
                 () = self.attached.session.woken() => {}
@@ -134,7 +135,7 @@ impl Outgoing {
             Ok(leased) => {
                 self.hungry |= leased.is_empty();
                 self.gauge.set(StreamState::Waiting);
-                self.transform(leased).await
+                self.screen(leased).await
             }
             // Deleted, most likely: the incoming half looks it up and ends the stream.
             Err(BrokerError::Gone) if self.gone < MAX_GONE => {
@@ -146,10 +147,10 @@ impl Outgoing {
         }
     }
 
-    /// What the subscription's transforms leave of leased messages.
-    async fn transform(&self, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
+    /// What of leased messages is for the client.
+    async fn screen(&self, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
         let had_some = !leased.is_empty();
-        let leased = self.connector.transform_leased(&self.shared.entry(), leased).await?;
+        let leased = self.connector.deliverable(&self.shared.entry(), leased).await?;
         if had_some && leased.is_empty() {
             // None of them was for the client; there may be others.
             self.attached.session.wake();

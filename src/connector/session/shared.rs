@@ -33,6 +33,8 @@ struct State {
     pong: bool,
     acknowledged: Confirmation,
     modified: Confirmation,
+    /// The client has closed its side; its last request is being settled.
+    closed: bool,
     end: Option<Result<(), Error>>,
     unsent: Unsent,
 }
@@ -70,6 +72,8 @@ pub(super) enum Next {
     Lease {
         deadline_ms: u64,
     },
+    /// Nothing until the state changes.
+    Wait,
 }
 
 impl Shared {
@@ -81,6 +85,7 @@ impl Shared {
                 pong: false,
                 acknowledged: Confirmation::default(),
                 modified: Confirmation::default(),
+                closed: false,
                 end: None,
                 unsent: Unsent::default(),
             }),
@@ -127,6 +132,11 @@ impl Shared {
     pub fn is_full(&self) -> bool {
         let state = self.state.lock();
         state.acknowledged.len() + state.modified.len() >= MAX_CONFIRMATIONS
+    }
+
+    /// The client sends nothing more: no further messages are leased for it.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
     }
 
     /// Everything the client sent is settled; the outgoing half sends what is left and ends.
@@ -177,6 +187,7 @@ impl Shared {
         }
         match &state.end {
             Some(end) => Next::End(end.clone()),
+            None if state.closed => Next::Wait,
             None => Next::Lease { deadline_ms: state.deadline_ms },
         }
     }

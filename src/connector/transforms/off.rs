@@ -37,7 +37,7 @@ impl Connector {
     ///
     /// # Errors
     /// [`Error::Unsupported`].
-    pub async fn transform_leased(&self, entry: &SubscriptionEntry, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
+    pub(super) async fn transform_leased(&self, entry: &SubscriptionEntry, leased: Vec<Leased>) -> Result<Vec<Leased>, Error> {
         if entry.transforms.is_empty() {
             return Ok(leased);
         }

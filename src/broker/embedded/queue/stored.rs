@@ -59,6 +59,7 @@ impl Queue {
             unacked: stored.unacked,
             unacked_bytes: stored.unacked_bytes,
             active_ms: stored.active_ms,
+            use_logged_ms: 0,
             settled: stored.settled.iter().map(|(_, s, l)| (*s, *l)).collect(),
             settled_order: stored.settled.iter().map(|(at, s, _)| (*at, *s)).collect(),
             expired_leases: 0,

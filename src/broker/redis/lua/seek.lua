@@ -278,7 +278,12 @@ register('landline_seek_plan', seek_plan)
 -- args: header, snapshot. Answers the last message id before the snapshot; from then on the topic keeps every message.
 local function open_snapshot(keys, args)
     local t, err = read_topic(keys[1], args[1])
-    if not t then return err end
+    if not t then
+        if redis.call('EXISTS', keys[1]) == 1 then return err end
+        -- A deleted topic that nothing was kept of. Nothing is published to it any more: all messages are from before.
+        t = { key = keys[1], last_id = 2 ^ 53 - 1, last_ms = 0, version = 1, closed = true, retention = 0, snapshots = 0, next_seq = 1 }
+        redis.call('HSET', keys[1], 'v', FORMAT)
+    end
     local known = redis.call('HGET', t.key .. ':sns', args[2])
     if known then return known end
     local boundary = string.format('%.0f', t.last_id)
