@@ -1,4 +1,4 @@
-//! What operators see: metrics, readiness and liveness, over plain HTTP on an address of their own.
+//! What operators see: metrics, readiness, liveness and the console, over plain HTTP on an address of their own.
 
 mod collect;
 mod console;
@@ -18,6 +18,7 @@ use std::sync::{
 use futures::future::BoxFuture;
 
 pub use self::{
+    console::{Console, ConsoleOptions},
     families::markdown,
     requests::{Call, Requests},
 };
@@ -34,6 +35,7 @@ pub type Ready = Box<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
 pub struct Admin {
     ready: Ready,
     requests: Arc<Requests>,
+    console: Arc<Console>,
     connector: OnceLock<Arc<Connector>>,
     /// Open connections of the API's port.
     connections: OnceLock<Arc<AtomicUsize>>,
@@ -45,11 +47,11 @@ pub struct Admin {
 
 impl Admin {
     /// Answers from now on, first without what lies behind the API.
-    pub fn new(ready: Ready, requests: Arc<Requests>) -> Arc<Self> {
+    pub fn new(ready: Ready, requests: Arc<Requests>, console: Arc<Console>) -> Arc<Self> {
         let turn = tokio::sync::Mutex::new(());
         let (connector, connections, authenticator, exports) =
             (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(Self { ready, requests, connector, connections, authenticator, exports, turn })
+        Arc::new(Self { ready, requests, console, connector, connections, authenticator, exports, turn })
     }
 
     /// From now on topics and subscriptions are shown.

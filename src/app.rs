@@ -71,6 +71,8 @@ pub enum Error {
     Tls(#[from] TlsError),
     #[error("{0}")]
     Auth(String),
+    #[error("CONNECTORS_GCP_ADMIN_PASSWORD_FILE: {0}")]
+    Console(String),
     #[error(transparent)]
     Keys(#[from] KeysError),
     #[error("can't keep the node id in the data folder: {0}")]
@@ -139,7 +141,7 @@ async fn run(mut settings: Settings) -> Result<(), Error> {
     let traced = exporting.tracer().is_some();
     let dispatch = Dispatch::new(early, security.authenticator.clone(), requests.clone(), &settings.cors_origins, traced)
         .map_err(|e| Error::Descriptors(e.to_string()))?;
-    let admin = Admin::new(readiness.probe(), requests);
+    let admin = Admin::new(readiness.probe(), requests, security::console(&settings)?);
     let admin_address = serve_admin(&admin, admin_listener);
 
     let mut core = tokio::select! {

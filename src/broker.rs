@@ -352,6 +352,53 @@ pub struct DeadLetter {
     pub message: Bytes,
 }
 
+/// A request to look at messages without touching them.
+#[derive(Debug, Clone)]
+pub struct PeekRequest {
+    pub queue: QueueRef,
+    /// Only messages from this place on; 0 begins with the oldest.
+    pub from: u64,
+    /// At most this many, at least 1.
+    pub max_messages: usize,
+    /// Stop once this many encoded bytes are reached; the first message is given whatever its size.
+    pub max_bytes: u64,
+}
+
+/// Where an unacknowledged message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Anybody may get it.
+    Waiting,
+    /// It waits for its turn in its ordering key.
+    InLine,
+    /// Its backoff has not ended.
+    Delayed { until_ms: u64 },
+    /// A consumer has it, or had it until then and nobody was told yet.
+    Leased { deadline_at_ms: u64 },
+    /// It waits to be forwarded to the dead-letter topic.
+    Dead,
+}
+
+/// A message as it lies in its queue.
+#[derive(Debug, Clone)]
+pub struct Peeked {
+    /// Its place.
+    pub sequence: u64,
+    pub standing: Standing,
+    /// Deliveries that failed.
+    pub failures: u32,
+    /// The stored encoding of the message, id and publish time included.
+    pub message: Bytes,
+}
+
+/// Messages that were looked at, in the order of their places.
+#[derive(Debug, Clone, Default)]
+pub struct Peek {
+    pub messages: Vec<Peeked>,
+    /// Where to go on; none when there is nothing more.
+    pub next: Option<u64>,
+}
+
 /// A queue's state for metrics and operators.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueStats {
@@ -471,6 +518,10 @@ pub trait Broker: Send + Sync + 'static {
 
     /// The queue's state now.
     async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError>;
+
+    /// Looks at the unacknowledged messages of a queue, leased ones included, as they lie there now. No lease, count or time of
+    /// the queue changes by it. Between two calls messages come, go and, by a seek, take other places.
+    async fn peek(&self, request: PeekRequest) -> Result<Peek, BrokerError>;
 
     /// Whether other nodes may work on the same store.
     fn is_shared(&self) -> bool {

@@ -21,10 +21,12 @@ mod janitor;
 mod listing;
 mod mask;
 pub mod meters;
+pub mod peek;
 mod policies;
 pub mod publish;
 pub mod pull;
 pub mod record;
+pub mod replay;
 #[cfg(test)]
 mod rig;
 #[cfg_attr(not(feature = "schemas"), path = "connector/schemas/off.rs")]

@@ -34,6 +34,10 @@ pub struct Settings {
     pub bind: Bind,
     /// Where metrics are served; none where they are not.
     pub admin: Option<SocketAddr>,
+    /// File of the password of the console's operators, empty for a console that only shows things.
+    pub admin_password_file: PathBuf,
+    /// Names the console is reached by, lower case.
+    pub admin_hosts: Vec<String>,
     pub broker: BrokerUrl,
     pub durability: Durability,
     /// The durability was set, and is not just the default.
@@ -82,6 +86,8 @@ impl Default for Settings {
             port: 8085,
             bind: Bind::localhost(),
             admin: Some(DEFAULT_ADMIN),
+            admin_password_file: PathBuf::new(),
+            admin_hosts: Vec::new(),
             broker: BrokerUrl::Embedded("./data".into()),
             durability: Durability::Fsync,
             durability_given: false,
@@ -179,7 +185,9 @@ impl Loaded {
 
 /// A value as errors show it: without its secrets.
 fn shown(key: &str, value: &str) -> String {
-    let secret = ["PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "PRIVATE", "OTLP_HEADERS"].iter().any(|word| key.contains(word));
+    // The path of a file with a secret is none.
+    let secret = !key.ends_with("_FILE")
+        && ["PASSWORD", "SECRET", "TOKEN", "CREDENTIAL", "PRIVATE", "OTLP_HEADERS"].iter().any(|word| key.contains(word));
     if secret { "***".into() } else { masked(value) }
 }
 

@@ -21,7 +21,7 @@ use crate::{
         catalog::queue_ref,
         meters::{Meters, SubscriptionMeter, TopicMeter},
     },
-    model::{Subscription, meter::HistogramView},
+    model::meter::HistogramView,
     telemetry::Signal,
 };
 
@@ -43,8 +43,6 @@ pub struct TopicRow {
 pub struct SubscriptionRow {
     pub project: String,
     pub id: String,
-    /// pull, push or detached; empty for several.
-    pub delivery: &'static str,
     pub meter: Arc<SubscriptionMeter>,
     pub stats: QueueStats,
     pub oldest_age_seconds: f64,
@@ -272,14 +270,13 @@ pub async fn subscription_rows(connector: &Connector) -> Result<(Vec<Subscriptio
     let mut rest = SubscriptionRow {
         project: String::new(),
         id: OTHER.into(),
-        delivery: "",
         meter: meters.rest().clone(),
         stats: QueueStats::default(),
         oldest_age_seconds: 0.0,
     };
     let mut beyond = 0;
     let mut rows = Vec::new();
-    for (channel, delivery, stats) in found.into_iter().flatten() {
+    for (channel, stats) in found.into_iter().flatten() {
         let meter = meters.get(&channel.as_str().into());
         let age_ms = stats.oldest_unacked_ms.map_or(0, |published_ms| now_ms.saturating_sub(published_ms));
         let oldest_age_seconds = age_ms as f64 / 1000.0;
@@ -288,7 +285,7 @@ pub async fn subscription_rows(connector: &Connector) -> Result<(Vec<Subscriptio
             rest.include(&stats, oldest_age_seconds);
         } else {
             let (project, id) = split(&channel);
-            rows.push(SubscriptionRow { project, id, delivery, meter, stats, oldest_age_seconds });
+            rows.push(SubscriptionRow { project, id, meter, stats, oldest_age_seconds });
         }
     }
     rows.sort_by(|a, b| a.names().cmp(&b.names()));
@@ -316,15 +313,9 @@ impl SubscriptionRow {
 }
 
 /// The state of one queue; none when the subscription has gone meanwhile, or its state can't be had.
-async fn stats(connector: &Connector, channel: String) -> Option<(String, &'static str, QueueStats)> {
+async fn stats(connector: &Connector, channel: String) -> Option<(String, QueueStats)> {
     let (project, id) = channel.split_once('/')?;
     let name = crate::model::SubscriptionName::new(project, id).ok()?;
     let entry = connector.subscription(&name).await.ok()?;
-    let subscription: &Subscription = &entry.subscription;
-    let delivery = match subscription {
-        Subscription { detached: true, .. } => "detached",
-        Subscription { push_config, .. } if push_config.endpoint.is_empty() => "pull",
-        _ => "push",
-    };
-    Some((channel, delivery, connector.broker().stats(&queue_ref(subscription)).await.ok()?))
+    Some((channel, connector.broker().stats(&queue_ref(&entry.subscription)).await.ok()?))
 }

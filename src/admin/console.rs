@@ -1,166 +1,220 @@
-//! The page for people: what there is and how it fares, at this moment. It shows and changes nothing.
+//! The console: pages for operators, made here and plain enough to work without scripts.
+//!
+//! Without a password it shows what metrics tell as well, and changes nothing. With one, everything but metrics and probes
+//! needs it, messages can be looked at, and forms change things; every change is a line of the log.
 
-use std::{fmt::Write, sync::atomic::Ordering::Relaxed};
+mod changes;
+mod exchange;
+mod format;
+mod gate;
+mod login;
+mod messages;
+mod names;
+mod operators;
+mod overview;
+mod rates;
+mod schemas;
+mod snapshots;
+mod subscriptions;
+mod topics;
 
-use super::{
-    Admin,
-    collect::{SubscriptionRow, TopicRow, subscription_rows, topic_rows},
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+
+pub use self::exchange::{Answer, TEXT, answer};
+use self::{
+    exchange::{Ask, Failure, Frame},
+    operators::{Operator, Operators},
+    overview::Totals,
+    rates::Rates,
 };
-use crate::connector::{
-    Connector, Error,
-    meters::{Delivery, PushAnswer, StreamState},
-};
+use super::Admin;
+use crate::connector::Connector;
 
-/// Nothing is loaded from anywhere, and no other page may frame this one.
-pub const CONTENT_SECURITY_POLICY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+/// Bytes of a form: a test message of some size.
+const MAX_FORM_BYTES: usize = 1024 * 1024;
+/// Time for a form to arrive.
+const FORM_TIMEOUT: Duration = Duration::from_secs(30);
 
-const STYLE: &str = "
-:root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; }
-body { margin: 2rem auto; max-width: 84rem; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.state { border-radius: 1rem; padding: .1rem .7rem; font-size: .85rem; background: #1a7f37; color: #fff; vertical-align: middle; }
-.state.away { background: #b42318; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
-th { font-weight: 600; font-size: .85rem; } th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
-table.topics th:nth-child(3), table.topics td:nth-child(3) { text-align: right; }
-.scroll { overflow-x: auto; } .note { color: #777; } .old { color: #b42318; font-weight: 600; }
-";
+const SCRIPT: &str = include_str!("console/assets/htmx.min.js");
+const STYLE: &str = include_str!("console/assets/style.css");
+const ICON: &str = include_str!("console/assets/icon.svg");
 
-/// An age from which it is shown in red: the alert of the rules.
-const OLD_SECONDS: f64 = 600.0;
+/// What the console obeys.
+#[derive(Debug, Clone, Default)]
+pub struct ConsoleOptions {
+    /// File of the operators' password; empty leaves the console read-only.
+    pub password_file: PathBuf,
+    /// Names the console is reached by, beside addresses and localhost; lower case.
+    pub hosts: Vec<String>,
+}
+
+/// The console's state. One per process.
+pub struct Console {
+    operators: Option<Operators>,
+    hosts: Vec<String>,
+    rates: Rates,
+    totals: Arc<Totals>,
+}
+
+impl Console {
+    /// Reads the password.
+    ///
+    /// # Errors
+    /// What is wrong with its file.
+    pub fn open(options: &ConsoleOptions) -> Result<Self, String> {
+        let has_password = !options.password_file.as_os_str().is_empty();
+        let operators = has_password.then(|| Operators::open(&options.password_file)).transpose()?;
+        Ok(Self { operators, hosts: options.hosts.clone(), rates: Rates::default(), totals: Arc::default() })
+    }
+
+    /// Reads the password again, to be called when its file changed.
+    ///
+    /// # Errors
+    /// What is wrong with the file; the former password stays in use then.
+    pub fn reread(&self) -> Result<(), String> {
+        self.operators.as_ref().map_or(Ok(()), Operators::reread)
+    }
+
+    fn frame(&self, section: &'static str, title: impl Into<String>, operator: Option<Operator>) -> Frame {
+        Frame { title: title.into(), section, operator, has_password: self.operators.is_some() }
+    }
+}
+
+/// A request that was let in, and what it is about.
+struct Visit<'a> {
+    admin: &'a Admin,
+    console: &'a Console,
+    connector: &'a Arc<Connector>,
+    ask: &'a Ask,
+    operator: Option<Operator>,
+}
+
+impl Visit<'_> {
+    fn frame(&self, section: &'static str, title: impl Into<String>) -> Frame {
+        self.console.frame(section, title, self.operator.clone())
+    }
+}
 
 impl Admin {
-    /// The page.
-    pub(super) async fn page(&self) -> String {
-        let ready = (self.ready)().await;
-        let mut html = String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Landline</title>");
-        let _ = write!(html, "<meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head><body>");
-        let (class, state) = if ready { ("state", "serving") } else { ("state away", "not serving") };
-        let _ = write!(html, "<h1>Landline <span class=\"{class}\">{state}</span></h1>");
-        let _ = write!(
-            html,
-            "<p>Version {}, {} open connections. <a href=\"/metrics\">Metrics</a> are for Prometheus; <a href=\"/readyz\">readyz</a> \
-             and <a href=\"/livez\">livez</a> for probes. Counts are this node's since its start, backlogs the whole broker's.</p>",
-            env!("CARGO_PKG_VERSION"),
-            self.open_connections()
-        );
-        match self.connector.get() {
-            Some(connector) => {
-                let _turn = self.turn.lock().await;
-                if let Err(error) = tables(&mut html, connector).await {
-                    tracing::debug!(%error, "topics and subscriptions are left out of the page");
-                    html += "<p>Topics and subscriptions can't be shown: the broker does not answer.</p>";
-                }
-            }
-            None => html += "<p>The broker is not ready yet.</p>",
+    /// Answers everything that is not for probes or scrapers.
+    pub(super) async fn visit(&self, parts: Parts, body: Incoming, peer: IpAddr) -> Answer {
+        let console = &self.console;
+        if !gate::is_own_host(&parts.headers, &console.hosts) {
+            return gate::other_host();
         }
-        html += "</body></html>\n";
-        html
+        if let Some(asset) = asset(parts.uri.path()) {
+            return asset;
+        }
+        let form = match form(&parts, body).await {
+            Ok(form) => form,
+            Err(failure) => return answer(failure.status, TEXT, failure.text + "\n"),
+        };
+        let Some(ask) = Ask::new(&parts, &form, peer.to_canonical()) else {
+            return answer(StatusCode::BAD_REQUEST, TEXT, "The path is not UTF-8.\n");
+        };
+        if ask.path[0] == "login" {
+            return login::answer(console, &ask);
+        }
+        let operator = match &console.operators {
+            None => None,
+            Some(operators) => match gate::identify(operators, &ask.headers, ask.peer) {
+                Ok(Some(operator)) => Some(operator),
+                Ok(None) => return gate::ask_to_sign_in(&ask),
+                Err(refusal) => return plain(&gate::refused(refusal)),
+            },
+        };
+        self.visited(&ask, operator).await
+    }
+
+    async fn visited(&self, ask: &Ask, operator: Option<Operator>) -> Answer {
+        let console = &self.console;
+        let frame = console.frame("", "", operator.clone());
+        let Some(connector) = self.connector.get() else {
+            return Failure::new(StatusCode::SERVICE_UNAVAILABLE, "The broker is not ready yet.").page(frame);
+        };
+        let is_script = operator.as_ref().is_some_and(|operator| operator.csrf.is_none());
+        let visit = Visit { admin: self, console, connector, ask, operator };
+        let done = if ask.method == Method::POST { post(&visit).await } else { get(&visit).await };
+        done.unwrap_or_else(|failure| if is_script { plain(&failure) } else { failure.page(frame) })
     }
 }
 
-async fn tables(html: &mut String, connector: &Connector) -> Result<(), Error> {
-    let (subscriptions, count, _) = subscription_rows(connector).await?;
-    let (topics, topic_count, _) = topic_rows(connector).await?;
-    let _ = write!(html, "<h2>Subscriptions ({count})</h2>");
-    if subscriptions.is_empty() {
-        *html += "<p class=\"note\">There are none.</p>";
-    } else {
-        *html += "<div class=\"scroll\"><table><tr><th>Project</th><th>Subscription</th><th>Delivery</th><th>Undelivered</th>\
-                  <th>Oldest</th><th>Outstanding</th><th>Delayed</th><th>Backlog</th><th>Streams</th><th>Sent</th>\
-                  <th>Acknowledged</th><th>Dead letters</th></tr>";
-        subscriptions.iter().for_each(|row| subscription(html, row));
-        *html += "</table></div>";
-    }
-    let _ = write!(html, "<h2>Topics ({topic_count})</h2>");
-    if topics.is_empty() {
-        *html += "<p class=\"note\">There are none.</p>";
-    } else {
-        *html += "<div class=\"scroll\"><table class=\"topics\"><tr><th>Project</th><th>Topic</th><th>Published</th><th>Bytes</th>\
-                  <th>Refused</th></tr>";
-        topics.iter().for_each(|row| topic(html, row));
-        *html += "</table></div>";
-    }
-    Ok(())
-}
-
-fn subscription(html: &mut String, row: &SubscriptionRow) {
-    let stats = &row.stats;
-    let streams: Vec<String> = StreamState::ALL
-        .into_iter()
-        .map(|(state, name)| (row.meter.streams(state), name))
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, name)| format!("{count} {name}"))
-        .collect();
-    let sent: u64 = Delivery::ALL.into_iter().map(|(by, _)| row.meter.sent_so_far(by).0).sum();
-    let age = if row.oldest_age_seconds > OLD_SECONDS { "<td class=\"old\">" } else { "<td>" };
-    let oldest = if stats.undelivered_messages == 0 { String::new() } else { duration(row.oldest_age_seconds) };
-    let _ = writeln!(
-        html,
-        "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{age}{oldest}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
-         <td>{sent}</td><td>{}</td><td>{}</td></tr>",
-        escaped(&row.project),
-        escaped(&row.id),
-        row.delivery,
-        stats.undelivered_messages,
-        stats.outstanding_messages,
-        stats.delayed_messages,
-        size(stats.backlog_bytes),
-        streams.join(", "),
-        row.meter.acknowledged.load(Relaxed) + row.meter.pushed_so_far(PushAnswer::Acknowledged),
-        row.meter.dead_lettered.load(Relaxed),
-    );
-}
-
-fn topic(html: &mut String, row: &TopicRow) {
-    let meter = &row.meter;
-    let _ = writeln!(
-        html,
-        "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-        escaped(&row.project),
-        escaped(&row.id),
-        meter.messages.load(Relaxed),
-        size(meter.bytes.load(Relaxed)),
-        meter.invalid_requests.load(Relaxed) + meter.failed_requests.load(Relaxed),
-    );
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-fn duration(seconds: f64) -> String {
-    let whole = seconds as u64;
-    match whole {
-        0..=59 => format!("{whole} s"),
-        60..=3599 => format!("{} min", whole / 60),
-        3600..=86_399 => format!("{} h", whole / 3600),
-        _ => format!("{} d", whole / 86_400),
+async fn get(visit: &Visit<'_>) -> Result<Answer, Failure> {
+    let path: Vec<&str> = visit.ask.path.iter().map(String::as_str).collect();
+    match path[..] {
+        [""] => overview::page(visit).await,
+        ["topics"] => topics::list(visit).await,
+        ["topics", project, id] => topics::page(visit, project, id).await,
+        ["subscriptions"] => subscriptions::list(visit).await,
+        ["subscriptions", project, id] => subscriptions::page(visit, project, id).await,
+        ["subscriptions", project, id, "messages"] => messages::page(visit, project, id).await,
+        ["snapshots"] => snapshots::list(visit).await,
+        ["schemas"] => schemas::list(visit).await,
+        ["schemas", project, id] => schemas::page(visit, project, id).await,
+        _ => Err(Failure::nothing()),
     }
 }
 
-fn size(bytes: u64) -> String {
-    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
-        None => format!("{bytes} B"),
+async fn post(visit: &Visit<'_>) -> Result<Answer, Failure> {
+    let Some(operator) = &visit.operator else {
+        let text = "The console only shows things: CONNECTORS_GCP_ADMIN_PASSWORD_FILE lets it change them.";
+        return Err(Failure::new(StatusCode::FORBIDDEN, text));
+    };
+    gate::check_form(visit.ask, operator)?;
+    let path: Vec<&str> = visit.ask.path.iter().map(String::as_str).collect();
+    match path[..] {
+        ["logout"] => Ok(login::leave(visit)),
+        ["topics", project, id, "publish"] => changes::publish(visit, project, id).await,
+        ["subscriptions", project, id, "replay"] => changes::replay(visit, project, id).await,
+        ["subscriptions", project, id, "seek"] => changes::seek(visit, project, id).await,
+        ["subscriptions", project, id, "purge"] => changes::purge(visit, project, id).await,
+        ["subscriptions", project, id, "snapshot"] => changes::snapshot(visit, project, id).await,
+        ["snapshots", project, id, "delete"] => changes::delete_snapshot(visit, project, id).await,
+        _ => Err(Failure::nothing()),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Notes in the log what an operator did, and to what.
+fn audit(visit: &Visit<'_>, action: &str, name: &str, outcome: &str) {
+    let operator = visit.operator.as_ref().map_or("", |operator| operator.name.as_str());
+    tracing::info!(operator, peer = %visit.ask.peer, action, resource = name, outcome, "console");
+}
 
-    #[test]
-    fn numbers_are_written_for_people() {
-        assert_eq!([0.4, 61.0, 7200.0, 200_000.0].map(duration), ["0 s", "1 min", "2 h", "2 d"]);
-        assert_eq!([10, 2048, 5 << 20, 3 << 30].map(size), ["10 B", "2.0 KiB", "5.0 MiB", "3.0 GiB"]);
+/// A failure for something that is not a browser.
+fn plain(failure: &Failure) -> Answer {
+    answer(failure.status, TEXT, format!("{}\n", failure.text))
+}
+
+/// The files that pages refer to. They may be kept: their addresses change with the version.
+fn asset(path: &str) -> Option<Answer> {
+    let (content_type, content) =
+        match path.strip_prefix("/assets/")?.strip_prefix(env!("CARGO_PKG_VERSION"))?.strip_prefix('/')? {
+            "htmx.js" => ("text/javascript; charset=utf-8", SCRIPT),
+            "style.css" => ("text/css; charset=utf-8", STYLE),
+            "icon.svg" => ("image/svg+xml", ICON),
+            _ => return None,
+        };
+    let mut asset = answer(StatusCode::OK, content_type, content);
+    asset.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=86400"));
+    Some(asset)
+}
+
+/// The form a request carries; nothing for one that only asks.
+async fn form(parts: &Parts, body: Incoming) -> Result<Bytes, Failure> {
+    if parts.method != Method::POST {
+        return Ok(Bytes::new());
     }
-
-    #[test]
-    fn nothing_in_a_name_becomes_markup() {
-        assert_eq!(escaped("<a href=\"x\">&"), "&lt;a href=&quot;x&quot;&gt;&amp;");
+    match tokio::time::timeout(FORM_TIMEOUT, Limited::new(body, MAX_FORM_BYTES).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(_)) => {
+            let text = format!("A form may have {MAX_FORM_BYTES} bytes.");
+            Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, text))
+        }
+        Err(_) => Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "The form took too long to arrive.")),
     }
 }

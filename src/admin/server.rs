@@ -1,15 +1,17 @@
 //! The HTTP server of the admin address.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http::{Method, Request, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{net::TcpListener, sync::Semaphore};
 
-use super::{Admin, console::CONTENT_SECURITY_POLICY, exposition};
+use super::{
+    Admin,
+    console::{Answer, TEXT, answer as text},
+    exposition,
+};
 
 /// Connections at a time: some scrapers, some probes, some people.
 const MAX_CONNECTIONS: usize = 64;
@@ -18,11 +20,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after a connection could not be taken, as when files run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-const HTML: &str = "text/html; charset=utf-8";
-const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-
-type Answer = Response<Full<Bytes>>;
 
 impl Admin {
     /// Answers on the listener for as long as this is polled.
@@ -31,7 +29,7 @@ impl Admin {
         loop {
             // The semaphore is never closed.
             let Ok(place) = room.clone().acquire_owned().await else { return };
-            let Ok((stream, _)) = listener.accept().await else {
+            let Ok((stream, peer)) = listener.accept().await else {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
@@ -39,7 +37,7 @@ impl Admin {
             tokio::spawn(async move {
                 let service = service_fn(move |request| {
                     let admin = admin.clone();
-                    async move { Ok::<_, Infallible>(admin.answer(&request).await) }
+                    async move { Ok::<_, Infallible>(admin.answer(request, peer.ip()).await) }
                 });
                 let mut protocol = http1::Builder::new();
                 protocol.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
@@ -51,36 +49,23 @@ impl Admin {
         }
     }
 
-    async fn answer(&self, request: &Request<Incoming>) -> Answer {
-        if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET and HEAD.\n".into());
-        }
+    async fn answer(&self, request: Request<Incoming>, peer: IpAddr) -> Answer {
+        let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
+        let is_probe = ["/metrics", "/drained", "/livez", "/readyz"].contains(&request.uri().path());
         match request.uri().path() {
-            "/" => page(self.page().await),
-            "/metrics" => text(StatusCode::OK, exposition::CONTENT_TYPE, self.metrics().await),
-            "/drained" => {
+            "/metrics" if is_read => text(StatusCode::OK, exposition::CONTENT_TYPE, self.metrics().await),
+            "/drained" if is_read => {
                 let (status, body) = self.drained(request.uri().query().unwrap_or_default()).await;
                 text(status, JSON, body + "\n")
             }
-            "/livez" => text(StatusCode::OK, TEXT, "Ok\n".into()),
-            "/readyz" if (self.ready)().await => text(StatusCode::OK, TEXT, "Ok\n".into()),
-            "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "Not serving.\n".into()),
-            _ => text(StatusCode::NOT_FOUND, TEXT, "There is nothing here. See / for what there is.\n".into()),
+            "/livez" if is_read => text(StatusCode::OK, TEXT, "Ok\n"),
+            "/readyz" if is_read && (self.ready)().await => text(StatusCode::OK, TEXT, "Ok\n"),
+            "/readyz" if is_read => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "Not serving.\n"),
+            _ if is_read || !is_probe && request.method() == Method::POST => {
+                let (parts, body) = request.into_parts();
+                self.visit(parts, body, peer).await
+            }
+            _ => text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET, HEAD and POST.\n"),
         }
     }
-}
-
-fn page(html: String) -> Answer {
-    let mut answer = text(StatusCode::OK, HTML, html);
-    answer.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
-    answer
-}
-
-fn text(status: StatusCode, content_type: &'static str, body: String) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    answer
 }

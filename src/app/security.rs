@@ -4,6 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use super::Error;
 use crate::{
+    admin::{Console, ConsoleOptions},
     api::grpc::Gate,
     auth::{self, Authenticator, Guard, Mode, Options, ProjectPolicies},
     connector::Connector,
@@ -50,6 +51,34 @@ impl Security {
             tokio::spawn(follow_policies(self.options.clone(), guard.clone()));
         }
         Ok(Gate::new(guard))
+    }
+}
+
+/// Opens the console, and follows the file of its password. Must be called on a tokio runtime.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn console(settings: &Settings) -> Result<Arc<Console>, Error> {
+    let options = ConsoleOptions { password_file: settings.admin_password_file.clone(), hosts: settings.admin_hosts.clone() };
+    let console = Arc::new(Console::open(&options).map_err(Error::Console)?);
+    if !options.password_file.as_os_str().is_empty() {
+        if let Some(address) = settings.admin.filter(|address| !address.ip().to_canonical().is_loopback()) {
+            tracing::warn!(%address, "the admin address does not speak TLS: the console's password can be read on the way unless something in front of it does");
+        }
+        tokio::spawn(follow_password(options.password_file, console.clone()));
+    }
+    Ok(console)
+}
+
+/// Reads the console's password again whenever its file changes, for ever.
+async fn follow_password(file: PathBuf, console: Arc<Console>) {
+    let mut watched = Watched::new([file]);
+    loop {
+        watched.changed().await;
+        match console.reread() {
+            Ok(()) => tracing::info!("the console's password changed"),
+            Err(error) => tracing::warn!(error, "the console's password can't be used; the former one stays in use"),
+        }
     }
 }
 

@@ -36,13 +36,14 @@ pub use self::{clock::Clock, log::Durability};
 use self::{
     log::{AppendKind, Location, Log, LogError, LogOptions},
     op::{Op, Ranges},
-    queue::{Budget, Effects, Picked},
+    queue::{Budget, Effects, Picked, Seen},
     state::State,
     timer::Timer,
 };
 use super::{
     Append, Appended, Attached, Broker, BrokerError, Change, DeadLetter, DeadlineChange, Effect, Event, Kind, LeaseRequest,
-    LeaseToken, Leased, Measure, MeasureValue, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
+    LeaseToken, Leased, Measure, MeasureValue, Outcome, Peek, PeekRequest, Peeked, QueueRef, QueueStats, Record, Route,
+    SeekTarget, Session, TopicRef,
 };
 
 /// Events a slow follower may fall behind by before it has to read everything again.
@@ -51,6 +52,9 @@ const EVENT_BUFFER: usize = 1024;
 /// While the disk is behind, publishers wait rather than fail: this long at most, and this long between two attempts.
 const BEHIND_PATIENCE: Duration = Duration::from_secs(10);
 const BEHIND_PAUSE: Duration = Duration::from_millis(2);
+
+/// Looks at messages that may move or go before they are read.
+const PEEK_TRIES: usize = 3;
 
 /// The embedded broker.
 pub struct Embedded {
@@ -527,6 +531,30 @@ impl Broker for Embedded {
         Ok(stats)
     }
 
+    async fn peek(&self, request: PeekRequest) -> Result<Peek, BrokerError> {
+        let shared = &self.shared;
+        let mut tries = PEEK_TRIES;
+        loop {
+            let (seen, next) = shared.look(&request)?;
+            let locations: Vec<Location> = seen.iter().map(|seen| seen.location).collect();
+            tries -= 1;
+            match shared.log.read(&locations).await {
+                Ok(messages) => {
+                    let peeked = |(seen, message): (Seen, Bytes)| Peeked {
+                        sequence: seen.sequence,
+                        standing: seen.standing,
+                        failures: seen.failures,
+                        message,
+                    };
+                    return Ok(Peek { messages: seen.into_iter().zip(messages).map(peeked).collect(), next });
+                }
+                // Nobody holds the messages: one may have been acknowledged, and its segment gone, or have moved.
+                Err(LogError::Damaged(_)) if tries > 0 => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     fn measures(&self) -> Vec<Measure> {
         measures(&self.shared.log)
     }
@@ -562,6 +590,18 @@ fn measures(log: &Log) -> Vec<Measure> {
 }
 
 impl Shared {
+    /// Finds messages and changes nothing beyond what is due anyway.
+    fn look(&self, request: &PeekRequest) -> Result<(Vec<Seen>, Option<u64>), BrokerError> {
+        self.open()?;
+        let mut state = self.state.lock();
+        let now_ms = state.tick(self.clock.now_ms());
+        let mut fx = Effects::default();
+        let (queue, log) = state.at(request.queue.incarnation, now_ms, &mut fx)?;
+        let seen = queue.peek(log, request.from, request.max_messages, request.max_bytes);
+        self.finish(&mut state, &request.queue, fx);
+        Ok(seen)
+    }
+
     /// Leases in memory and in the log's buffer; the caller waits for the log.
     fn pick(&self, request: &LeaseRequest) -> Result<(Vec<Picked>, u64, u64), BrokerError> {
         self.open()?;

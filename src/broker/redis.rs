@@ -38,6 +38,7 @@ mod engine;
 mod inspect;
 mod lease;
 mod library;
+mod peek;
 mod publish;
 mod queue;
 mod records;
@@ -58,7 +59,7 @@ use tokio::sync::{broadcast, mpsc};
 use self::{address::Address, connection::Shards, engine::Engine};
 use super::{
     Append, Appended, Broker, BrokerError, Change, DeadLetter, DeadlineChange, Event, Kind, LeaseRequest, LeaseToken, Leased,
-    Measure, Outcome, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
+    Measure, Outcome, Peek, PeekRequest, QueueRef, QueueStats, Record, Route, SeekTarget, Session, TopicRef,
 };
 
 pub use durability::Durability;
@@ -206,6 +207,10 @@ impl Broker for Redis {
 
     async fn stats(&self, queue: &QueueRef) -> Result<QueueStats, BrokerError> {
         self.engine.stats(queue).await
+    }
+
+    async fn peek(&self, request: PeekRequest) -> Result<Peek, BrokerError> {
+        self.engine.peek(request).await
     }
 
     fn is_shared(&self) -> bool {

@@ -41,6 +41,26 @@ pub fn forwarded(
     Ok(EncodedMessage::encode(message.data(), own.chain(added.into_iter().flatten()), message.ordering_key()))
 }
 
+/// What a forwarded message was before: the same without the attributes that forwarding added, and the subscription that gave
+/// it up, if they name one.
+///
+/// # Errors
+/// [`MessageError`] when the stored encoding is damaged.
+pub fn original(stored: Bytes) -> Result<(EncodedMessage, Option<SubscriptionName>), MessageError> {
+    let message = EncodedMessage::scan_system(stored)?;
+    let (mut id, mut project) = (None, None);
+    for (key, value) in message.attributes() {
+        match key {
+            SUBSCRIPTION => id = Some(value),
+            SUBSCRIPTION_PROJECT => project = Some(value),
+            _ => {}
+        }
+    }
+    let source = project.zip(id).and_then(|(project, id)| SubscriptionName::new(project, id).ok());
+    let own = message.attributes().filter(|(key, _)| !key.starts_with(PREFIX));
+    Ok((EncodedMessage::encode(message.data(), own, message.ordering_key()), source))
+}
+
 /// What fits into an attribute.
 fn shorten(text: &str) -> &str {
     let fits = (0..=text.len().min(MAX_ATTRIBUTE_VALUE_BYTES)).rev().find(|end| text.is_char_boundary(*end));
@@ -88,6 +108,18 @@ mod tests {
         let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
         let message = forwarded(stored(keys.iter().map(|key| (key.as_str(), "v"))), &source(), 5, None).unwrap();
         assert_eq!(message.attributes().count(), 104);
+    }
+
+    #[test]
+    fn a_dead_letter_becomes_what_it_was() {
+        let forwarded = forwarded(stored([("a", "1"), ("b", "")]), &source(), 5, Some("why")).unwrap();
+        let mut wire = Vec::new();
+        forwarded.seal(18, 1_660_319_800_000, &mut wire);
+        let (message, from) = original(wire.into()).unwrap();
+        assert_eq!(message.wire(), EncodedMessage::encode(b"data", [("a", "1"), ("b", "")], "key").wire());
+        assert_eq!(from, Some(source()));
+        assert_eq!(original(stored([("a", "1")])).unwrap().1, None);
+        assert_eq!(original(stored([(SUBSCRIPTION, "no/name"), (SUBSCRIPTION_PROJECT, "p1")])).unwrap().1, None);
     }
 
     #[test]

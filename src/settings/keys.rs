@@ -56,9 +56,25 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "ADMIN_ADDRESS",
         range: "an IP address with a port, such as 127.0.0.1:9090 or [::]:9090, or empty",
-        about: "Where metrics, `/readyz` and `/livez` are served, without authentication; empty for nowhere.",
+        about: "Where the console, metrics, `/readyz` and `/livez` are served; empty for nowhere. It speaks plain HTTP.",
         set: |s, v| store(&mut s.admin, value::admin(v)),
         get: |s| s.admin.map(|address| address.to_string()).unwrap_or_default(),
+    },
+    Key {
+        name: "ADMIN_PASSWORD_FILE",
+        range: "the path of a file, or empty",
+        about: "Password of the console's operators, 12 bytes or more. Without it the console only shows things, and no messages. Read again when it changes.",
+        set: |s, v| store(&mut s.admin_password_file, text(v).map(Into::into)),
+        get: |s| s.admin_password_file.display().to_string(),
+    },
+    Key {
+        name: "ADMIN_HOSTS",
+        range: "host names separated by commas, or empty",
+        about: "Names by which browsers reach the console, beside addresses and localhost.",
+        set: |s, v| {
+            store(&mut s.admin_hosts, value::texts(v).map(|names| names.iter().map(|n| n.to_ascii_lowercase()).collect()))
+        },
+        get: |s| s.admin_hosts.join(","),
     },
     Key {
         name: "OTLP_ENDPOINT",

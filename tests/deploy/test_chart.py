@@ -363,6 +363,26 @@ class Chart(unittest.TestCase):
             with self.subTest(key=key), self.assertRaises(helm.HelmError):
                 render({"settings": {key: "x"}})
 
+    def test_the_password_of_the_console_is_a_file_of_a_secret(self):
+        values = cases()["redis-full"]
+        settings = self.settings(values)
+        self.assertEqual(settings["ADMIN_PASSWORD_FILE"], "/etc/landline-console/operators")
+        self.assertEqual(settings["ADMIN_HOSTS"], "console.example,landline.somewhere.svc")
+        volume = next(item for item in self.pod(values)["spec"]["volumes"] if item["name"] == "console")
+        self.assertEqual(volume["secret"]["secretName"], "landline-console")
+        self.assertEqual(volume["secret"]["items"], [{"key": "operators", "path": "operators"}])
+        self.assertIn("/etc/landline-console", [item["mountPath"] for item in self.container(values)["volumeMounts"]])
+        self.assertNotIn("ADMIN_PASSWORD_FILE", self.settings({}))
+        secret = {"passwordSecret": {"name": "s"}}
+        for wrong in (
+            {"console": secret, "metrics": {"enabled": False}},
+            {"console": secret, "settings": {"AUTH": "off", "ADMIN_PASSWORD_FILE": "/x"}},
+            {"console": {"hosts": ["a"]}, "settings": {"AUTH": "off", "ADMIN_HOSTS": "b"}},
+            {"console": {"password": "x"}},
+        ):
+            with self.subTest(wrong=wrong), self.assertRaises(helm.HelmError):
+                render(wrong)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -7,6 +7,7 @@ mod fixture;
 mod access;
 mod aging;
 mod applying;
+mod console;
 mod crash;
 mod defaults;
 mod deletion;

@@ -21,7 +21,6 @@ for_one_backend!(
     every_sample_has_the_labels_of_the_table,
     calls_are_counted_by_their_answer,
     probes_are_answered,
-    the_page_shows_what_there_is,
     a_taken_admin_address_stops_the_start,
     a_deleted_subscription_leaves_the_metrics,
 );
@@ -274,26 +273,6 @@ async fn probes_are_answered(backend: Backend) {
     let (_, subscription) = api.pair().await;
     let _stream = api.stream(&subscription).await;
     assert_eq!(Scrape::of(&admin).await.get("landline_ready"), 1.0);
-}
-
-async fn the_page_shows_what_there_is(backend: Backend) {
-    let (fixture, admin) = start(backend).await;
-    let page = async || {
-        let answer = reqwest::get(format!("{admin}/")).await.unwrap();
-        assert!(answer.headers()["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
-        assert_eq!(answer.headers()["content-type"], "text/html; charset=utf-8");
-        answer.text().await.unwrap()
-    };
-    assert!(page().await.contains("There are none."));
-    let api = fixture.api().await;
-    let (topic, subscription) = api.pair().await;
-    api.publish(&topic, ["a", "b"].map(message)).await;
-    api.pull(&subscription, 1).await;
-    let html = page().await;
-    let id = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
-    assert!(html.contains(">serving<"), "{html}");
-    assert!(html.contains(&format!("<td>{}</td><td>pull</td><td>2</td><td>0 s</td><td>1</td>", id(&subscription))), "{html}");
-    assert!(html.contains(&format!("<td>{}</td><td>2</td>", id(&topic))), "{html}");
 }
 
 async fn a_taken_admin_address_stops_the_start(backend: Backend) {

@@ -138,6 +138,15 @@ grpc: {port: 8085}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.console.passwordSecret.name (not .Values.metrics.enabled) -}}
+{{- fail "console.passwordSecret needs metrics.enabled: the console is on the port of the metrics" -}}
+{{- end -}}
+{{- if and .Values.console.passwordSecret.name (hasKey .Values.settings "ADMIN_PASSWORD_FILE") -}}
+{{- fail "console.passwordSecret and settings.ADMIN_PASSWORD_FILE: set one of them, not both" -}}
+{{- end -}}
+{{- if and .Values.console.hosts (hasKey .Values.settings "ADMIN_HOSTS") -}}
+{{- fail "console.hosts and settings.ADMIN_HOSTS: set one of them, not both" -}}
+{{- end -}}
 {{- range $key, $_ := .Values.secretSettings -}}
 {{- if hasKey $.Values.settings $key -}}
 {{- fail (printf "%s is in settings and in secretSettings" $key) -}}
@@ -257,10 +266,16 @@ spec:
           mountPath: /etc/landline-otlp
           readOnly: true
         {{- end }}
+        {{- if .Values.console.passwordSecret.name }}
+        # A folder, not a file of it: only so a changed Secret arrives.
+        - name: console
+          mountPath: /etc/landline-console
+          readOnly: true
+        {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-  {{- if or .Values.preload .Values.extraVolumes .Values.tls.secretName (and .Values.otlp.endpoint .Values.otlp.caSecret.name) }}
+  {{- if or .Values.preload .Values.console.passwordSecret.name .Values.extraVolumes .Values.tls.secretName (and .Values.otlp.endpoint .Values.otlp.caSecret.name) }}
   volumes:
     {{- if .Values.tls.secretName }}
     # Readable for the pod's group.
@@ -287,6 +302,14 @@ spec:
     - name: preload
       configMap:
         name: {{ include "landline.fullname" . }}-preload
+    {{- end }}
+    {{- if .Values.console.passwordSecret.name }}
+    - name: console
+      secret:
+        secretName: {{ .Values.console.passwordSecret.name }}
+        items:
+          - key: {{ .Values.console.passwordSecret.key }}
+            path: {{ .Values.console.passwordSecret.key }}
     {{- end }}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}

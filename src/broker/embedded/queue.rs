@@ -8,6 +8,7 @@ mod dead;
 mod due;
 mod leasing;
 mod ordering;
+mod peek;
 mod seek;
 mod settling;
 mod stored;
@@ -25,6 +26,7 @@ use super::{
 use crate::broker::{LeaseToken, Outcome, QueueConfig, QueueStats};
 use leasing::Pick;
 use ordering::Keys;
+pub use peek::Seen;
 pub use seek::SnapshotState;
 pub use stored::StoredQueue;
 

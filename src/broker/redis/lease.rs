@@ -168,7 +168,10 @@ impl Engine {
         let leased = read.map(|messages| {
             let mut leased = Vec::new();
             for (picked, messages) in picked.iter().zip(messages) {
-                let Some(messages) = messages else { continue };
+                let Some(messages) = messages else {
+                    report_gone(&queue, &picked.stored);
+                    continue;
+                };
                 let sizes: Vec<u32> = messages.iter().map(|m| m.len() as u32).collect();
                 queue.hold(session, picked.stored.chunk, lease, &picked.set, &sizes, deadline_at_ms);
                 leased.extend(deliver(picked, messages, lease, deadline_at_ms, max_attempts > 0));
@@ -185,7 +188,7 @@ impl Engine {
     }
 
     /// Reads the payloads of several chunks in one go. Nothing stands for a chunk whose payload is gone.
-    async fn read<'a>(
+    pub(super) async fn read<'a>(
         self: &Arc<Self>,
         queue: &QueueView,
         chunks: impl Iterator<Item = (&'a Stored, &'a Set)> + Clone,
@@ -201,11 +204,7 @@ impl Engine {
         let mut values = values.into_iter();
         let mut read = Vec::new();
         for (stored, set) in chunks {
-            let messages = assemble(stored, set, &mut values)?;
-            if messages.is_none() {
-                tracing::error!(queue = %queue.key, chunk = stored.chunk, "the payload of leased messages is gone from Redis");
-            }
-            read.push(messages);
+            read.push(assemble(stored, set, &mut values)?);
         }
         Ok(read)
     }
@@ -254,12 +253,19 @@ impl Engine {
             taken.push((stored, set, token, u32::from(counted)));
         }
         let messages = self.read(&queue, taken.iter().map(|(stored, set, _, _)| (stored, set))).await?;
-        let letters = taken
-            .into_iter()
-            .zip(messages)
-            .filter_map(|((_, _, token, attempts), messages)| Some(DeadLetter { token, attempts, message: messages?.pop()? }));
+        let letters = taken.into_iter().zip(messages).filter_map(|((stored, _, token, attempts), messages)| match messages {
+            Some(mut messages) => Some(DeadLetter { token, attempts, message: messages.pop()? }),
+            None => {
+                report_gone(&queue, &stored);
+                None
+            }
+        });
         Ok(letters.collect())
     }
+}
+
+fn report_gone(queue: &QueueView, stored: &Stored) {
+    tracing::error!(queue = %queue.key, chunk = stored.chunk, "the payload of leased messages is gone from Redis");
 }
 
 fn deliver(

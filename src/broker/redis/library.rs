@@ -10,7 +10,7 @@ use crate::broker::BrokerError;
 pub const VERSION: u32 = 1;
 
 /// The library's text; the order matters, later parts use the local functions of earlier ones.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     include_str!("lua/library.lua"),
     include_str!("lua/queue.lua"),
     include_str!("lua/ordering.lua"),
@@ -21,6 +21,7 @@ const PARTS: [&str; 10] = [
     include_str!("lua/manage.lua"),
     include_str!("lua/seek.lua"),
     include_str!("lua/records.lua"),
+    include_str!("lua/peek.lua"),
 ];
 
 /// The whole library. It names its own content, so that a change of its text is noticed without a change of the version.
