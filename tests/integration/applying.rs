@@ -152,7 +152,7 @@ async fn mistakes_in_the_file_are_named_with_their_place(backend: Backend) {
             "3:11: projects/P/topics/abc is here for the second time, after line 2",
         ),
         // What only the server can say.
-        ("topics:\n  - name: projects/P/topics/x", "resources.yaml:2:11: topic projects/P/topics/x: INVALID_ARGUMENT"),
+        ("topics:\n  - name: projects/P/topics/x", "resources.yaml:2:11: projects/P/topics/x: INVALID_ARGUMENT"),
         (
             "subscriptions:\n  - name: projects/P/subscriptions/abc\n    topic: projects/P/topics/none",
             "resources.yaml:2:11: subscription projects/P/subscriptions/abc: NOT_FOUND",
