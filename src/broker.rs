@@ -416,7 +416,8 @@ pub struct QueueStats {
     pub dead_letters: u64,
     /// Acknowledged messages kept for seeking.
     pub retained_acked_messages: u64,
-    /// Leases that ran out since this engine was opened; none where the engine does not count them.
+    /// Leases that ran out since this engine was opened; none where the engine does not count them. Of several nodes on one
+    /// store, each counts those it noticed first.
     pub expired_leases: Option<u64>,
     /// When the queue was last used: a session was attached, something was leased, settled, sought or changed, or
     /// [`Broker::touch`] was called. Now, while a session is attached.

@@ -17,7 +17,7 @@
 //! | `Q:sd`, `Q:so` | hash, zset | exactly-once: which lease acknowledged a redelivered message |
 //! | `Q:wt` | zset | nodes with sessions that wait |
 //! | `gcp.topic.{p/id}:inc` = T | hash | last id and publish time, route version; `T:rt` attached queues; `T:cx`, `T:p:id` its log; `T:sns`, `T:sn:id` snapshots |
-//! | `gcp.catalog.{landline}` | hash | record versions; `:b:kind` bodies, `:n:kind` names, `:i` changes under way, `:q` queues |
+//! | `gcp.catalog.{landline}` | hash | record versions; `:b:kind` bodies, `:n:kind` names, `:i` changes under way, `:q` queues, `:nodes` |
 //!
 //! The common path costs one entry a chunk: append adds one to the index, lease puts one range into `ch`, acknowledging the
 //! range removes both. Only what fails, is given back or settled in parts costs more. Everything that is not in `ch` and lies
@@ -26,7 +26,7 @@
 //! A lease is named by a number that only grows. A token settles a message while its number is in `ch` with the message's bit
 //! set: exactly-once stands on that check, made in one function call. Other nodes learn what concerns them on one channel each
 //! (`gcp.node:…`: ended leases, turns to lease, due times); a lost notice is made up for at the lease's deadline, after a
-//! reconnection, and in a slow round over all queues.
+//! reconnection, when a node is found dead, and in a slow round over all queues (see `watch`).
 
 mod address;
 mod background;
@@ -47,6 +47,7 @@ mod slots;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::{
     sync::{Arc, atomic::AtomicU64},

@@ -2,6 +2,7 @@
 //! started.
 
 pub mod account;
+pub mod ledger;
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,7 @@
-//! What runs beside the calls: timers, notices of other nodes, recovery after a lost connection, and a slow look at
-//! everything for what a dead node left behind.
+//! What runs beside the calls: timers, notices of other nodes, and recovery after a lost connection.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -18,15 +17,12 @@ use super::{
     queue::{QueueView, queue_of},
     records::{events_channel, kind_of},
     slots::slot_of,
+    watch::{PING, node_channel, run_rounds},
 };
 use crate::broker::{BrokerError, Event};
 
 /// A lease that this node believes over for this long, without having been told how it ended, is looked up.
 const OVERDUE_MS: u64 = 1000;
-/// Pause between looks at all queues: the longest time until what a dead node left is noticed.
-const ROUND: Duration = Duration::from_secs(15);
-/// Queues looked at together in a round.
-const ROUND_BATCH: usize = 50;
 /// Pause before the notice channel is opened again.
 const RESUBSCRIBE: Duration = Duration::from_millis(200);
 /// A queue that can't be reached is tried again after this long.
@@ -34,7 +30,7 @@ const SWEEP_RETRY_MS: u64 = 200;
 
 impl Engine {
     /// Carries out what is due at a queue.
-    async fn sweep(self: &Arc<Self>, queue: &Arc<QueueView>, what: &'static str) {
+    pub(super) async fn sweep(self: &Arc<Self>, queue: &Arc<QueueView>, what: &'static str) {
         let call = |call: &mut Cmd, _| {
             call.arg(what);
         };
@@ -100,6 +96,10 @@ impl Engine {
     fn notice(self: &Arc<Self>, message: &[u8]) -> Result<(), BrokerError> {
         let mut from = Reader(message);
         let what = from.u8()?;
+        if what == PING {
+            self.heard.fetch_max(from.u64()?, Ordering::AcqRel);
+            return Ok(());
+        }
         let number = match what {
             b'W' => u64::from(from.u32()?),
             b'T' | b'S' => from.u64()?,
@@ -128,14 +128,19 @@ impl Engine {
         let mut channel = client.get_async_pubsub().await.map_err(unavailable)?;
         let events = events_channel(self.shards.database());
         channel.subscribe(&events).await.map_err(unavailable)?;
-        channel.subscribe(format!("gcp.node:{}", self.node_hex())).await.map_err(unavailable)?;
+        channel.subscribe(node_channel(&self.node_hex())).await.map_err(unavailable)?;
         if !first {
             // Notices may have been missed.
             let _ = self.events.send(Event::Reset);
             self.look_again();
         }
         let mut messages = channel.on_message();
-        while let Some(message) = messages.next().await {
+        loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                () = self.deaf.notified() => return Err(BrokerError::Unavailable("notices do not arrive any more".into())),
+            };
+            let Some(message) = message else { break };
             let payload = message.get_payload_bytes();
             if message.get_channel_name() == events {
                 if let Some((code, name)) = payload.split_first()
@@ -164,29 +169,6 @@ impl Engine {
                 queue.wake(usize::MAX);
             }
         });
-    }
-
-    pub(super) async fn round(self: &Arc<Self>) -> Result<(), BrokerError> {
-        self.complete_left_behind().await?;
-        self.forget_idle_publishers();
-        for batch in self.registered().await?.chunks(ROUND_BATCH) {
-            batch.iter().filter(|key| queue_of(key).is_none()).for_each(|topic| self.purge_later(topic.clone()));
-            let looks = batch.iter().filter_map(|key| queue_of(key)).map(|queue| {
-                let queue = self.queue(&queue);
-                async move {
-                    let what = if queue.is_hungry() {
-                        "1"
-                    } else if queue.is_in_use() {
-                        "3"
-                    } else {
-                        "0"
-                    };
-                    self.sweep(&queue, what).await;
-                }
-            });
-            futures::future::join_all(looks).await;
-        }
-        Ok(())
     }
 }
 
@@ -253,17 +235,5 @@ async fn run_recovery(engine: Weak<Engine>, mut happened: mpsc::UnboundedReceive
             let _ = engine.events.send(Event::Reset);
             engine.look_again();
         }
-    }
-}
-
-async fn run_rounds(engine: Weak<Engine>) {
-    loop {
-        {
-            let Some(engine) = engine.upgrade() else { return };
-            if let Err(e) = engine.round().await {
-                tracing::debug!(error = %e, "could not look at all queues");
-            }
-        }
-        tokio::time::sleep(ROUND).await;
     }
 }

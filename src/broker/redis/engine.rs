@@ -87,6 +87,10 @@ pub struct Engine {
     latest_ms: AtomicU64,
     next_payload: AtomicU64,
     next_publish: AtomicU64,
+    /// The latest ping that came back over the notice channel.
+    pub heard: AtomicU64,
+    /// The notice channel has to be opened again.
+    pub deaf: Notify,
     this: Weak<Self>,
 }
 
@@ -134,6 +138,8 @@ impl Engine {
             latest_ms: AtomicU64::new(0),
             next_payload: AtomicU64::new(prefix),
             next_publish: AtomicU64::new(local_ms() as u64 * 1000),
+            heard: AtomicU64::new(0),
+            deaf: Notify::new(),
             this: this.clone(),
         })
     }
@@ -251,6 +257,7 @@ impl Engine {
         let (now, due, operation, wakes, dead) = (from.u64()?, from.u64()?, from.u64()?, from.u32()?, from.u8()?);
         self.observe(now);
         queue.saw(operation);
+        queue.count_expired(from.u32()?);
         self.arm(&queue.key, due);
         if wakes > 0
             && !queue.wake(wakes as usize)
@@ -321,7 +328,7 @@ impl Engine {
             delayed_messages: number(4),
             dead_letters: number(5),
             retained_acked_messages: number(6),
-            expired_leases: None,
+            expired_leases: Some(queue.expired()),
             last_active_ms: if queue.has_sessions() { self.now_ms() } else { number(7).max(queue.used_ms()) },
         })
     }

@@ -66,6 +66,8 @@ pub struct QueueView {
     used_ms: AtomicU64,
     /// Largest operation number seen; a server that answers with a smaller one has lost data.
     seen: AtomicU64,
+    /// Leases that calls of this node found to have run out.
+    expired: AtomicU64,
     view: Mutex<View>,
 }
 
@@ -79,6 +81,7 @@ impl QueueView {
             recovery: tokio::sync::Mutex::default(),
             used_ms: AtomicU64::new(0),
             seen: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
             view: Mutex::default(),
         }
     }
@@ -89,6 +92,14 @@ impl QueueView {
 
     pub fn saw(&self, operation: u64) {
         self.seen.fetch_max(operation, Ordering::AcqRel);
+    }
+
+    pub fn expired(&self) -> u64 {
+        self.expired.load(Ordering::Acquire)
+    }
+
+    pub fn count_expired(&self, count: u32) {
+        self.expired.fetch_add(u64::from(count), Ordering::AcqRel);
     }
 
     pub fn used(&self, now_ms: u64) {

@@ -86,7 +86,7 @@ fn text(value: &Value) -> Result<String, BrokerError> {
 }
 
 impl Engine {
-    async fn catalog(&self, request: redis::Cmd) -> Result<Vec<Value>, BrokerError> {
+    pub async fn catalog(&self, request: redis::Cmd) -> Result<Vec<Value>, BrokerError> {
         Ok(self.shards.call(slot_of(CATALOG), &Request::One(request)).await?)
     }
 

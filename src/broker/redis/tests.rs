@@ -5,6 +5,7 @@ mod cluster;
 mod model;
 mod nodes;
 mod proxy;
+mod rounds;
 mod server;
 mod trouble;
 
@@ -19,7 +20,7 @@ use super::*;
 use crate::{
     broker::{
         Effect, Expect, QueueConfig, Target, next_session_id,
-        rig::{self, START_MS, account, change, lease_request, retry, text},
+        rig::{self, START_MS, account, change, lease_request, ledger, retry, text},
     },
     model::EncodedMessage,
 };

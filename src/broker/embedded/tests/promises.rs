@@ -29,6 +29,20 @@ async fn an_expired_lease_is_redelivered_with_the_next_attempt() {
 }
 
 #[tokio::test]
+async fn leases_that_run_out_are_counted() {
+    let mut rig = Rig::new().await;
+    let queue = rig.queue(1, |_| {}).await;
+    rig.publish(&["a", "b", "c"]).await;
+    let leased = rig.pull(&queue, 3).await;
+    rig.modify(&queue, &leased[..1], 0).await;
+    let expired = async || rig.broker.stats(&queue).await.unwrap().expired_leases;
+    assert_eq!(expired().await, Some(0), "a nack is no expiry");
+    rig.pass(10_050);
+    assert_eq!(expired().await, Some(2));
+    assert_eq!(expired().await, Some(2));
+}
+
+#[tokio::test]
 async fn a_nack_without_policy_is_redelivered_at_once_and_does_not_starve_the_rest() {
     let mut rig = Rig::new().await;
     let queue = rig.queue(1, |_| {}).await;

@@ -27,7 +27,7 @@ end
 -- A queue's table with room for all its fields, because a table that grows field by field is costly.
 local function fresh_queue(key, node, seen)
     return {
-        key = key, node = node, seen = seen, now = 0, wakes = 0, dead = false, available = false,
+        key = key, node = node, seen = seen, now = 0, wakes = 0, expired = 0, dead = false, available = false,
         ordered = false, once = false, retry_min = 0, retry_max = 0, max_attempts = 0, retention = 0, retain = false,
         detached = false,
         next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,

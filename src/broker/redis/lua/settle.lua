@@ -281,7 +281,7 @@ end
 local function sweep(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
-    if is_idle(q, args[2]) then return { struct.pack('<I8I8I8I4I1', q.now, q.due, q.op, 0, 0), '', '' } end
+    if is_idle(q, args[2]) then return { struct.pack('<I8I8I8I4I1I4', q.now, q.due, q.op, 0, 0, 0), '', '' } end
     advance(q)
     if args[2] ~= '0' then q.used = q.now end
     if args[2] == '1' then

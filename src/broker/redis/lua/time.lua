@@ -83,7 +83,10 @@ local function expire_leases(q, left)
                     if a.deadline ~= b.deadline then return a.deadline < b.deadline end
                     return a.set.lo < b.set.lo
                 end)
-                for _, lease in ipairs(over) do end_lease(q, c, lease, lease.set) end
+                for _, lease in ipairs(over) do
+                    end_lease(q, c, lease, lease.set)
+                    q.expired = q.expired + lease.set.count
+                end
                 for _, lease in ipairs(over) do
                     each(lease.set, function(index) fail(q, chunk, c, index, lease.deadline, false) end)
                     left = left - lease.set.count
@@ -312,6 +315,6 @@ local function finish(q, offering)
     end
     q.op = q.op + 1
     redis.call('HSET', q.key, 's', pack_state(q))
-    local head = struct.pack('<I8I8I8I4I1', q.now, due, q.op, q.wakes, q.dead and 1 or 0)
+    local head = struct.pack('<I8I8I8I4I1I4', q.now, due, q.op, q.wakes, q.dead and 1 or 0, q.expired)
     return head, concat(q.ended), owners
 end

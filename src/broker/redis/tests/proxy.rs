@@ -1,20 +1,25 @@
-//! A link to a server that can be cut, or swallow the answers.
+//! A link to a server that can be cut, lose the answers, or lose the notices.
 
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use parking_lot::Mutex;
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 #[derive(Default)]
 struct State {
     over: AtomicBool,
     swallows: AtomicBool,
+    loses_notices: AtomicBool,
+    lost: AtomicUsize,
+    /// Decides where the link breaks by itself, and how often of a thousand times.
+    breaks: Mutex<Option<(StdRng, u32)>>,
     sockets: Mutex<Vec<TcpStream>>,
 }
 
@@ -35,6 +40,7 @@ impl Proxy {
                     return;
                 }
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", to)) {
+                    let _ = (client.set_nodelay(true), server.set_nodelay(true));
                     shared.pass(&client, &server, false);
                     shared.pass(&server, &client, true);
                 }
@@ -52,6 +58,22 @@ impl Proxy {
         self.state.swallows.store(swallows, Ordering::Release);
     }
 
+    /// From now on notices to nodes get lost.
+    pub fn lose_notices(&self, loses: bool) {
+        self.state.loses_notices.store(loses, Ordering::Release);
+    }
+
+    /// How many notices got lost.
+    pub fn lost(&self) -> usize {
+        self.state.lost.load(Ordering::Acquire)
+    }
+
+    /// From now on connections break by themselves, before a call is passed on or before its answer is, so often of a thousand
+    /// times; 0 ends it.
+    pub fn break_at_random(&self, seed: u64, of_thousand: u32) {
+        *self.state.breaks.lock() = (of_thousand > 0).then(|| (StdRng::seed_from_u64(seed), of_thousand));
+    }
+
     /// Ends all connections; new ones are let through.
     pub fn cut(&self) {
         for socket in self.state.sockets.lock().drain(..) {
@@ -61,6 +83,10 @@ impl Proxy {
 }
 
 impl State {
+    fn breaks_now(&self) -> bool {
+        self.breaks.lock().as_mut().is_some_and(|(random, of_thousand)| random.random_range(0..1000) < *of_thousand)
+    }
+
     fn pass(self: &Arc<Self>, from: &TcpStream, to: &TcpStream, answers: bool) {
         let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
         self.sockets.lock().push(from.try_clone().unwrap());
@@ -68,12 +94,20 @@ impl State {
         std::thread::spawn(move || {
             let mut buffer = vec![0; 64 * 1024];
             while let Ok(count @ 1..) = from.read(&mut buffer) {
+                let bytes = &buffer[..count];
+                if state.breaks_now() {
+                    break;
+                }
+                if answers && state.loses_notices.load(Ordering::Acquire) && bytes.windows(9).any(|w| w == b"gcp.node:") {
+                    state.lost.fetch_add(1, Ordering::AcqRel);
+                    continue;
+                }
                 let swallowed = answers && state.swallows.load(Ordering::Acquire);
-                if !swallowed && to.write_all(&buffer[..count]).is_err() {
+                if !swallowed && to.write_all(bytes).is_err() {
                     break;
                 }
             }
-            let _ = to.shutdown(Shutdown::Both);
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
         });
     }
 }

@@ -181,6 +181,47 @@ async fn a_removed_function_library_is_loaded_again() {
 }
 
 #[tokio::test]
+async fn a_library_of_another_build_is_replaced_at_the_start() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    let broken = library::text_of(library::VERSION)
+        .replace(&format!("return '{}.", library::VERSION), "return '0.")
+        .replace("_publish', publish)", "_publish', function() return redis.error_reply('ERR another build') end)");
+    let _: String = server.command(0, &["FUNCTION", "LOAD", "REPLACE", &broken]);
+    assert!(rig.append(vec![EncodedMessage::encode(b"lost", [], "")], Vec::new()).await.is_err());
+    start(&server.url(0)).await.unwrap();
+    rig.publish(&["m"]).await;
+    assert_eq!(rig.texts(&queue, 5).await, ["m"]);
+}
+
+#[tokio::test]
+async fn a_slow_server_is_waited_for() {
+    let server = Server::start(&[]);
+    let mut rig = Rig::on(&server.url(0), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    rig.publish(&["first"]).await;
+    let leased = rig.pull(&queue, 1).await;
+    server.pause(true);
+    let publishes = futures::future::join_all((0..10).map(|n| {
+        let message = EncodedMessage::encode(format!("m{n}").as_bytes(), [], "");
+        let targets = vec![Target { queue: queue.clone(), filtered: Vec::new() }];
+        rig.broker.append(Append { topic: rig.topic.clone(), messages: vec![message], targets, route_version: 2 })
+    }));
+    let tokens = [leased[0].token];
+    let acknowledged = rig.broker.acknowledge(&queue, &tokens);
+    let resumed = async {
+        // Less than the time after which a server is given up.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        server.pause(false);
+    };
+    let (published, acknowledged, ()) = tokio::join!(publishes, acknowledged, resumed);
+    assert!(published.iter().all(Result::is_ok), "{published:?}");
+    assert_eq!(acknowledged, Ok(vec![Outcome::Done]));
+    assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 10);
+}
+
+#[tokio::test]
 async fn libraries_of_two_versions_live_side_by_side() {
     let server = Server::start(&[]);
     let mut rig = Rig::on(&server.url(0), None).await;
@@ -254,39 +295,6 @@ async fn calls_cut_off_before_their_answer_are_carried_out_once() {
     assert_eq!(rig.ack(&queue, &again).await, [Outcome::Done]);
     assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 0);
     eventually("the credit", async || session.outstanding_messages() == 0).await;
-}
-
-#[tokio::test]
-async fn idle_queues_write_nothing() {
-    let server = Server::start(&[]);
-    let mut rig = Rig::on(&server.url(0), None).await;
-    let mut sessions = Vec::new();
-    for n in 1..=20 {
-        let queue = rig.queue(n, |_| {}).await;
-        let session = rig.session(&queue);
-        assert!(rig.lease(&queue, &session, 5).await.is_empty());
-        sessions.push((queue, session));
-    }
-    let dirty = || {
-        let info = server.info("persistence");
-        let line = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")).unwrap().to_owned();
-        line.trim().parse::<u64>().unwrap()
-    };
-    rig.broker.engine.round().await.unwrap();
-    let before = dirty();
-    rig.broker.engine.round().await.unwrap();
-    assert_eq!(dirty(), before);
-    // And each session is still found by what comes.
-    rig.publish(&["m"]).await;
-    for (queue, session) in &sessions {
-        tokio::time::timeout(Duration::from_secs(5), async {
-            while rig.lease(queue, session, 5).await.is_empty() {
-                session.woken().await;
-            }
-        })
-        .await
-        .unwrap();
-    }
 }
 
 #[tokio::test]
