@@ -1,16 +1,17 @@
 //! Seek, snapshots and retention.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use landline::api::proto::pubsub::{
-    CreateSnapshotRequest, DeleteSnapshotRequest, GetSnapshotRequest, ListSnapshotsRequest, ListTopicSnapshotsRequest,
-    PubsubMessage, SeekRequest, SeekResponse, Snapshot, Topic, UpdateSnapshotRequest, seek_request::Target,
+    CreateSnapshotRequest, DeadLetterPolicy, DeleteSnapshotRequest, GetSnapshotRequest, ListSnapshotsRequest,
+    ListTopicSnapshotsRequest, PubsubMessage, SeekRequest, SeekResponse, Snapshot, Topic, UpdateSnapshotRequest,
+    seek_request::Target,
 };
 use prost_types::Timestamp;
 use tonic::Code;
 
 use crate::{
-    fixture::{Api, Backend, Fixture, mask, message::texts, seconds, timestamp},
+    fixture::{Api, Backend, Fixture, mask, message, message::texts, seconds, timestamp},
     for_every_backend, for_one_backend,
 };
 
@@ -23,6 +24,8 @@ for_every_backend!(
     a_topic_that_retains_lets_new_subscriptions_look_back,
     a_seek_serves_an_open_stream,
     a_seek_brings_back_nothing_that_the_filter_keeps_out,
+    a_seek_begins_the_attempts_anew,
+    a_subscription_moves_back_and_forth_over_many_chunks,
 );
 for_one_backend!(bad_snapshots_and_seeks_are_refused, snapshots_have_expiry_and_labels);
 
@@ -289,5 +292,82 @@ async fn a_seek_brings_back_nothing_that_the_filter_keeps_out(backend: Backend) 
                 assert!(stream.try_message(Duration::from_millis(300)).await.is_none(), "{target:?}");
             }
         }
+
+/// C124: what failed before a seek does not count after it.
+async fn a_seek_begins_the_attempts_anew(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let dead = api.create_topic("dead").await;
+    let policy = DeadLetterPolicy { dead_letter_topic: dead, max_delivery_attempts: 5 };
+    let (topic, subscription) = api.pair_with(|s| s.dead_letter_policy = Some(policy)).await;
+    api.publish_texts(&topic, &["m1"]).await;
+    let state = snapshot(&api, "snap", &subscription).await;
+    for target in [Target::Time(timestamp(-3600)), Target::Snapshot(state.name)] {
+        for attempt in 1..=4 {
+            let received = api.pull(&subscription, 1).await;
+            assert_eq!(received[0].delivery_attempt, attempt);
+            api.nack(&subscription, &received).await;
+        }
+        seek(&api, &subscription, target).await;
+    }
+    let received = api.pull(&subscription, 1).await;
+    assert_eq!(received[0].delivery_attempt, 1);
+}
+
+/// More than the steps that a move over a store is cut into, published one by one and in batches, partly acked, with messages
+/// that come and are acked while it goes on.
+async fn a_subscription_moves_back_and_forth_over_many_chunks(backend: Backend) {
+    const SINGLE: usize = 700;
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api
+        .pair_with(|s| {
+            s.ack_deadline_seconds = 600;
+            s.retain_acked_messages = true;
+        })
+        .await;
+    let plain = api.create_subscription_with("plain", &topic, |s| s.ack_deadline_seconds = 600).await;
+    let single: Vec<_> = (0..SINGLE).map(|n| format!("single-{n}")).collect();
+    for part in single.chunks(50) {
+        futures::future::join_all(part.iter().map(|text| api.publish(&topic, [message(text)]))).await;
+    }
+    let batch: Vec<_> = (0..900).map(|n| format!("batch-{n}")).collect();
+    for part in batch.chunks(100) {
+        api.publish(&topic, part.iter().map(message)).await;
+    }
+    let all: BTreeSet<String> = single.into_iter().chain(batch).collect();
+    let take = async |subscription: &str, count: usize| -> BTreeSet<String> {
+        let mut got = BTreeSet::new();
+        while got.len() < count {
+            let received = api.pull(subscription, (count - got.len()).min(500)).await;
+            got.extend(received.iter().map(|r| r.text().to_owned()));
+            api.ack(subscription, &received).await;
+        }
+        got
+    };
+    let acked = take(&subscription, 333).await;
+    let state = snapshot(&api, "snap", &subscription).await;
+    let left: BTreeSet<_> = all.difference(&acked).cloned().collect();
+    assert_eq!(take(&subscription, left.len()).await, left);
+    for other in [&subscription, &plain, &subscription] {
+        // Both go on at the same time; what is published meanwhile comes in any case.
+        let moving = seek(&api, other, Target::Snapshot(state.name.clone()));
+        let busy = async {
+            for n in 0..10 {
+                api.publish_texts(&topic, &[&format!("later-{n}")]).await;
+            }
+        };
+        tokio::join!(moving, busy);
+        let got: BTreeSet<_> = take(other, left.len() + 10).await;
+        let kept: BTreeSet<_> = got.iter().filter(|text| !text.starts_with("later")).cloned().collect();
+        assert_eq!(kept, left);
+        assert!(api.pull_now(other, 10).await.iter().all(|r| r.text().starts_with("later")));
+    }
+    seek(&api, &subscription, Target::Time(timestamp(-3600))).await;
+    let mut got = BTreeSet::new();
+    while !got.is_superset(&all) {
+        let received = api.pull_once(&subscription, 500).await;
+        got.extend(received.iter().map(|r| r.text().to_owned()));
+        api.ack(&subscription, &received).await;
     }
 }

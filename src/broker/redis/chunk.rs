@@ -54,6 +54,11 @@ impl Entry {
         format!("{key}:p:{:016x}", self.payload)
     }
 
+    /// The payload's id as the library has it.
+    pub fn payload_id(&self) -> [u8; 8] {
+        self.payload.to_be_bytes()
+    }
+
     /// Indexes that a queue's filter left out.
     pub fn left_out(&self, queue: u64) -> Vec<u16> {
         let mut from = Reader(&self.left_out);
@@ -85,7 +90,6 @@ impl Entry {
 
 /// A chunk's messages as they were published.
 pub struct Chunk {
-    first_id: u64,
     /// Distance from the first id, encoding and ordering key hash of each.
     messages: Vec<(u16, Bytes, u64)>,
 }
@@ -116,12 +120,7 @@ impl Chunk {
             messages.push((offset, payload.slice(start..end), entry.key(index as u16)));
             start = end;
         }
-        Ok(Self { first_id: entry.first_id, messages })
-    }
-
-    /// The id of a message.
-    pub fn id(&self, index: u16) -> u64 {
-        self.first_id + self.messages.get(usize::from(index)).map_or(0, |m| u64::from(m.0))
+        Ok(Self { messages })
     }
 
     /// Some of the messages as a chunk of their own, with the same ids.

@@ -2,7 +2,8 @@
 //!
 //! A snapshot lies in its topic's slot: copies of the messages that were unacknowledged, and the last message id before it;
 //! from then on the topic's log keeps everything. A queue is moved to a snapshot, or to a time that the topic's retention
-//! reaches, by a plan: which of its own entries stay and with which messages, and what is copied in (see `lua/seek.lua`).
+//! reaches, by a plan: which of its own entries stay and with which messages, and what is copied in (see `lua/seek.lua`). No
+//! step of it keeps Redis for longer than some milliseconds.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,6 +27,8 @@ use crate::broker::{BrokerError, QueueRef, SeekTarget, TopicRef};
 const PAGE: usize = 500;
 /// Payloads copied at once.
 const COPY_BATCH: usize = 32;
+/// Entries that are looked at before others get their turn on this thread.
+const TURN: usize = 16;
 /// A plan that is not carried out within this is forgotten with what was copied for it.
 const PLAN_LIFE_MS: u64 = 600_000;
 
@@ -36,6 +39,8 @@ struct Survey {
     skip: u16,
     retain: bool,
     retention_ms: u64,
+    /// Names what the survey holds in the index; 0 when another already holds more.
+    pin: u64,
     /// What is unacknowledged of entries the cursor has reached.
     started: HashMap<u64, Option<Set>>,
     /// Messages that no seek brings back.
@@ -47,7 +52,7 @@ struct Survey {
 impl Survey {
     fn read(answer: &[Value]) -> Result<Self, BrokerError> {
         let unknown = || BrokerError::Damaged("a survey was answered in an unknown form".into());
-        let [_, _, _, state, Value::Array(started), Value::Array(masks)] = answer else { return Err(unknown()) };
+        let [_, _, _, state, Value::Array(started)] = answer else { return Err(unknown()) };
         let mut from = Reader(bytes(state)?);
         let mut survey = Self {
             next_seq: from.u64()?,
@@ -55,6 +60,7 @@ impl Survey {
             skip: from.u32()? as u16,
             retain: from.u8()? == 1,
             retention_ms: from.u64()?,
+            pin: from.u64()?,
             started: HashMap::new(),
             gone: HashMap::new(),
             aside: HashMap::new(),
@@ -64,12 +70,6 @@ impl Survey {
             let chunk = from.u64()?;
             let set = if from.is_empty() { None } else { Some(Set::read(&mut from)?) };
             survey.started.insert(chunk, set);
-        }
-        for value in masks {
-            let mut from = Reader(bytes(value)?);
-            let (chunk, kind) = (from.u64()?, from.u8()?);
-            let into = if kind == b'g' { &mut survey.gone } else { &mut survey.aside };
-            into.insert(chunk, Set::read(&mut from)?);
         }
         Ok(survey)
     }
@@ -88,6 +88,15 @@ impl Survey {
     }
 }
 
+/// What a survey holds in the index.
+#[derive(Clone, Copy)]
+enum Pin {
+    /// What is there, until it is released.
+    Present = 1,
+    /// Everything, until a new index takes the place of this one, and not for ever.
+    All = 2,
+}
+
 /// What a seek wants, and where it comes from.
 struct Wanted {
     /// Ids that come from elsewhere when the queue has them not.
@@ -98,6 +107,13 @@ struct Wanted {
 enum Target {
     Time(u64),
     Snapshot { held: HashSet<u64>, boundary: u64 },
+}
+
+impl Wanted {
+    /// Publish time that messages to come must have to be delivered; 0 for any.
+    fn floor(&self, now_ms: u64) -> u64 {
+        if let Target::Time(time_ms) = self.target { Some(time_ms).filter(|t| *t > now_ms).unwrap_or(0).min(NEVER) } else { 0 }
+    }
 }
 
 /// A chunk in the topic's slot and the messages of it that the queue may get.
@@ -145,7 +161,11 @@ impl Engine {
                 let boundary: u64 = boundary.ok_or(BrokerError::Gone)?;
                 let mut sources = Vec::new();
                 let mut held = HashSet::new();
-                for entry in self.entries(&format!("{topic}:sn:{snapshot}"), &topic, NEVER).await? {
+                for (turn, entry) in self.entries(&format!("{topic}:sn:{snapshot}"), &topic, NEVER).await?.into_iter().enumerate()
+                {
+                    if turn % TURN == 0 {
+                        tokio::task::yield_now().await;
+                    }
                     let ids = self.ids(&topic, &entry).await?;
                     held.extend(ids);
                     sources.push(Source { indexes: (0..entry.count).collect(), entry });
@@ -204,21 +224,85 @@ impl Engine {
         Ok(table.chunks_exact(2).map(|b| entry.first_id + u64::from(u16::from_le_bytes([b[0], b[1]]))).collect())
     }
 
-    async fn survey(&self, queue: &QueueView, pin: bool) -> Result<Survey, BrokerError> {
+    async fn survey(&self, queue: &QueueView, pin: Pin) -> Result<Survey, BrokerError> {
         let call = |call: &mut Cmd, _| {
-            call.arg(u8::from(pin));
+            call.arg(pin as u8);
         };
-        Survey::read(&self.on_queue(queue, "landline_survey", call).await?)
+        let mut survey = Survey::read(&self.on_queue(queue, "landline_survey", call).await?)?;
+        survey.gone = self.masks(queue, "gm").await?;
+        survey.aside = self.masks(queue, "mk").await?;
+        Ok(survey)
+    }
+
+    /// Reads masks. What is acknowledged while they are read counts as either.
+    async fn masks(&self, queue: &QueueView, name: &str) -> Result<HashMap<u64, Set>, BrokerError> {
+        let unknown = || BrokerError::Damaged("masks were answered in an unknown form".into());
+        let (mut masks, mut cursor) = (HashMap::new(), String::from("0"));
+        loop {
+            let mut scan = cmd("HSCAN");
+            scan.arg(format!("{}:{name}", queue.key)).arg(&cursor).arg("COUNT").arg(PAGE);
+            let answer = array(self.shards.call(queue.slot, &Request::One(scan)).await?)?;
+            let [next, Value::Array(pairs)] = answer.as_slice() else { return Err(unknown()) };
+            for pair in pairs.chunks_exact(2) {
+                let chunk = std::str::from_utf8(bytes(&pair[0])?).ok().and_then(|c| c.parse().ok()).ok_or_else(unknown)?;
+                let mask = bytes(&pair[1])?;
+                masks.insert(chunk, if mask == b"*" { Set::everything() } else { Set::read(&mut Reader(mask))? });
+            }
+            cursor = String::from_utf8(bytes(next)?.to_vec()).map_err(|_| unknown())?;
+            if cursor == "0" {
+                return Ok(masks);
+            }
+        }
+    }
+
+    async fn release_pin(&self, queue: &QueueView, pin: u64) -> Result<(), BrokerError> {
+        if pin == 0 {
+            return Ok(());
+        }
+        let call = |call: &mut Cmd, _| {
+            call.arg(pin);
+        };
+        self.on_queue(queue, "landline_release_pin", call).await.map(drop)
     }
 
     async fn carry_out_plan(self: &Arc<Self>, queue: &QueueView, topic: &str, wanted: Wanted) -> Result<(), BrokerError> {
-        let survey = self.survey(queue, false).await?;
+        self.tidy(queue).await?;
+        let survey = self.survey(queue, Pin::All).await?;
+        let name = format!("{:016x}", rand::random::<u64>());
+        let (pin, floor) = (survey.pin, wanted.floor(self.now_ms()));
+        let rebuilt = async {
+            let plan = self.plan(queue, topic, &name, &survey, wanted).await?;
+            self.rebuild(queue, &name, &survey, plan, floor).await
+        };
+        let rebuilt = rebuilt.await;
+        if rebuilt.is_err() {
+            // It ends by itself, but till then nothing that is acknowledged is removed.
+            let _ = self.release_pin(queue, pin).await;
+        }
+        rebuilt?;
+        // The next seek does what this leaves undone.
+        let _ = self.tidy(queue).await;
+        Ok(())
+    }
+
+    /// Decides what becomes of each entry of the queue and copies in what it lacks.
+    async fn plan(
+        &self,
+        queue: &QueueView,
+        topic: &str,
+        name: &str,
+        survey: &Survey,
+        wanted: Wanted,
+    ) -> Result<Vec<Vec<u8>>, BrokerError> {
         let now = self.now_ms();
         // In the order of the message ids, so that the queue is again in the order of publishing.
         let mut steps: BTreeMap<(u64, u8, u64), Vec<u8>> = BTreeMap::new();
-        let mut own = HashSet::new();
-        for entry in self.entries(&format!("{}:cx", queue.key), &queue.key, survey.next_seq).await? {
-            let ids = self.ids(&queue.key, &entry).await?;
+        let (mut own, mut unused) = (HashSet::new(), Vec::new());
+        for (turn, entry) in self.entries(&format!("{}:cx", queue.key), &queue.key, survey.next_seq).await?.iter().enumerate() {
+            if turn % TURN == 0 {
+                tokio::task::yield_now().await;
+            }
+            let ids = self.ids(&queue.key, entry).await?;
             let kept = survey.retain && entry.publish_ms + survey.retention_ms > now;
             let wants = |index: u16, id: u64| match &wanted.target {
                 Target::Time(time_ms) => {
@@ -232,6 +316,7 @@ impl Engine {
                 (0..entry.count).zip(&ids).filter(|(index, id)| !wants(*index, **id)).map(|(i, _)| i).collect();
             own.extend((0..entry.count).zip(&ids).filter(|(index, id)| wants(*index, **id)).map(|(_, id)| *id));
             if masked.len() == usize::from(entry.count) && !survey.retain {
+                unused.push(entry.payload_id().to_vec());
                 continue;
             }
             let mut step = vec![b'K'];
@@ -248,47 +333,90 @@ impl Engine {
             }
             steps.insert((entry.first_id, 0, entry.sequence), step);
         }
-        for sources in wanted.sources.chunks(COPY_BATCH) {
-            self.copy_in(queue, topic, sources, &mut own, &mut steps).await?;
-        }
-        let plan = format!("{:016x}", rand::random::<u64>());
-        let name = format!("{}:sg:{plan}", queue.key);
-        let list: Vec<Vec<u8>> = std::iter::once(vec![b'N']).chain(steps.into_values()).collect();
-        for part in list.chunks(PAGE) {
-            let mut push = cmd("RPUSH");
-            push.arg(&name);
-            for step in part {
-                push.arg(step.as_slice());
+        let mut missing = Vec::new();
+        for (turn, source) in wanted.sources.into_iter().enumerate() {
+            if turn % TURN == 0 {
+                tokio::task::yield_now().await;
             }
-            let mut expire = cmd("PEXPIRE");
-            expire.arg(&name).arg(PLAN_LIFE_MS);
-            self.shards.call(queue.slot, &Request::Atomic(vec![push, expire])).await?;
+            let ids = self.ids(topic, &source.entry).await?;
+            let lacks = |index: &u16| ids.get(usize::from(*index)).is_some_and(|id| own.insert(*id));
+            let indexes: Vec<u16> = source.indexes.into_iter().filter(lacks).collect();
+            if !indexes.is_empty() {
+                missing.push(Source { entry: source.entry, indexes });
+            }
         }
-        let floor = if let Target::Time(time_ms) = wanted.target { Some(time_ms).filter(|t| *t > now).unwrap_or(0) } else { 0 };
-        let call = |call: &mut Cmd, _| {
-            call.arg(survey.next_seq).arg(floor.min(NEVER)).arg(&plan);
-        };
-        self.on_queue(queue, "landline_seek_plan", call).await.map(drop)
+        for sources in missing.chunks(COPY_BATCH) {
+            self.copy_in(queue, topic, sources, &mut steps).await?;
+        }
+        self.push(queue, &format!("{}:sg:{name}:d", queue.key), &unused).await?;
+        Ok(std::iter::once(vec![b'N']).chain(steps.into_values()).collect())
     }
 
-    /// Copies what the queue lacks into its slot and adds it to the plan.
+    /// Appends to a list of the plan.
+    async fn push(&self, queue: &QueueView, name: &str, values: &[Vec<u8>]) -> Result<(), BrokerError> {
+        for part in values.chunks(PAGE) {
+            let mut push = cmd("RPUSH");
+            push.arg(name);
+            for value in part {
+                push.arg(value.as_slice());
+            }
+            let mut expire = cmd("PEXPIRE");
+            expire.arg(name).arg(PLAN_LIFE_MS);
+            self.shards.call(queue.slot, &Request::Atomic(vec![push, expire])).await?;
+        }
+        Ok(())
+    }
+
+    /// Has a plan carried out, in parts between which others are served.
+    async fn rebuild(
+        &self,
+        queue: &QueueView,
+        name: &str,
+        survey: &Survey,
+        plan: Vec<Vec<u8>>,
+        floor: u64,
+    ) -> Result<(), BrokerError> {
+        self.push(queue, &format!("{}:sg:{name}", queue.key), &plan).await?;
+        let superseded =
+            || BrokerError::Unavailable("another seek of the subscription has begun, or this one took too long".into());
+        let part = |call: &mut Cmd, _| {
+            call.arg(survey.next_seq).arg(survey.pin).arg(name);
+        };
+        loop {
+            match self.on_queue(queue, "landline_seek_part", part).await?.get(3) {
+                Some(Value::Int(0)) => {}
+                Some(Value::Int(1)) => break,
+                _ => return Err(superseded()),
+            }
+        }
+        let switch = |call: &mut Cmd, _| {
+            call.arg(floor).arg(survey.pin).arg(name);
+        };
+        match self.on_queue(queue, "landline_seek_switch", switch).await?.get(3) {
+            Some(Value::Int(1)) => Ok(()),
+            _ => Err(superseded()),
+        }
+    }
+
+    /// Removes the payloads that a new index left without an entry.
+    async fn tidy(&self, queue: &QueueView) -> Result<(), BrokerError> {
+        while let Some(Value::Int(1)) = self.on_queue(queue, "landline_seek_tidy", |_, _| {}).await?.get(3) {}
+        Ok(())
+    }
+
+    /// Copies messages that the queue lacks into its slot and adds them to the plan.
     async fn copy_in(
         &self,
         queue: &QueueView,
         topic: &str,
         sources: &[Source],
-        own: &mut HashSet<u64>,
         steps: &mut BTreeMap<(u64, u8, u64), Vec<u8>>,
     ) -> Result<(), BrokerError> {
         let mut writes = Vec::new();
         for (source, chunk) in sources.iter().zip(self.chunks(topic, sources.iter().map(|s| &s.entry)).await?) {
             let Some(chunk) = chunk else { continue };
-            let missing: Vec<u16> = source.indexes.iter().copied().filter(|index| own.insert(chunk.id(*index))).collect();
-            if missing.is_empty() {
-                continue;
-            }
             let id = self.payload_id();
-            let part = chunk.part(id, &missing);
+            let part = chunk.part(id, &source.indexes);
             let mut set = cmd("SET");
             set.arg(format!("{}:p:{id:016x}", queue.key)).arg(part.payload.as_slice()).arg("PX").arg(PLAN_LIFE_MS);
             writes.push(set);
@@ -343,9 +471,9 @@ impl Engine {
             .await?;
         let boundary = opened.first().map(bytes).transpose()?.and_then(|t| std::str::from_utf8(t).ok()?.parse::<u64>().ok());
         let boundary = boundary.ok_or_else(|| BrokerError::Damaged("a snapshot has no boundary".into()))?;
-        let survey = self.survey(&view, true).await?;
+        let survey = self.survey(&view, Pin::Present).await?;
         let copied = self.copy_out(&view, &topic, &name, &survey, boundary).await;
-        self.on_queue(&view, "landline_release_pin", |_, _| {}).await?;
+        self.release_pin(&view, survey.pin).await?;
         copied?;
         self.barrier(slot_of(&topic), &topic, mark).await
     }

@@ -9,6 +9,8 @@
 
 local FORMAT = '1'
 local INFINITE = 9007199254740991
+-- A queue's pin that is larger holds all entries, until the time by which it is larger.
+local PINNED = 4503599627370496
 -- An acknowledgement of a redelivered message is remembered this long, because clients repeat one for up to 10 minutes.
 local SETTLED_MS = 600000
 -- Messages one woken session is expected to take.

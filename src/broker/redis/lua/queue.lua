@@ -55,6 +55,7 @@ local function open_at(key, header, now)
     read_state(q, stored[3])
     q.now = now and max(now, q.last) or clock(set_ms, q.last)
     q.last = q.now
+    if q.pinned > PINNED and q.now >= q.pinned - PINNED then q.pinned = 0 end
     return q
 end
 

@@ -110,6 +110,7 @@ local function seek_time(keys, args)
         end
     end
     drop_deliveries(q)
+    if redis.call('HLEN', q.key .. ':gm') == 0 then q.masked = 0 end
     local first = find_entry(q, ms)
     if first then
         q.cur = max(first.c, q.trim)
@@ -129,39 +130,58 @@ end
 register('landline_seek_time', seek_time, 'allow-oom')
 
 -- ---------------------------------------------------------------------------------- seeking beyond the queue's own messages
--- A seek that needs messages of the topic's log or of a snapshot rebuilds the index: the node surveys the queue, writes the
--- missing payloads and a plan, and the plan is carried out at once. Entries that came after the survey stay behind the rest.
+-- A seek that needs messages of the topic's log or of a snapshot rebuilds the index. The node surveys the queue, writes the
+-- missing payloads and a plan, and has the plan carried out in parts, beside the index in use. At the end the new index takes
+-- the place of the old one at once. Entries that came after the survey stand behind the rest.
+--
+-- Meanwhile the queue is pinned: what is acknowledged stays in the index, so that the new one never names what is gone.
+-- A plan's keys, all named after its list, expire with it:
+--   (list)  what to do, one step an entry         :x  the new index              :g, :m  its masks
+--   :s      how far it is                         :d  payloads that the new index does not need
+do
 
--- args: header, '1' to keep what is acknowledged meanwhile until `release_pin`
+-- The new index begins this far behind the old one, more than is published meanwhile.
+local LEAP = 1073741824
+-- What a step of the plan or a moved entry costs is about 15 us: some milliseconds a call.
+local MOVES_PER_CALL = 300
+local PLAN_LIFE_MS = 600000
+local PLAN = '<I8I8I8I8I8I8I8I8'
+
+local function write_back(q)
+    flush_lists(q)
+    flush_retries(q)
+    flush_chunks(q)
+    flush_keys(q)
+end
+
+-- args: header, what stays in the index until `release_pin` or a switch: '1' what is there, '2' everything
 local function survey(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
     if q.detached then return redis.error_reply('LLGONE the queue is detached') end
     advance(q)
-    flush_lists(q)
-    flush_retries(q)
-    flush_chunks(q)
-    flush_keys(q)
+    write_back(q)
     local list = {}
     for c, set in pairs(unacked_sets(q)) do list[#list + 1] = struct.pack('<I8', c) .. (set and pack_set(set) or '') end
-    local masks = {}
-    for at, name in ipairs({ 'gm', 'mk' }) do
-        local all = redis.call('HGETALL', q.key .. ':' .. name)
-        for i = 1, #all, 2 do
-            masks[#masks + 1] = struct.pack('<I8', tonumber(all[i])) .. (at == 1 and 'g' or 'm') .. pack_set(read_mask(all[i + 1]))
-        end
-    end
-    if args[2] == '1' then q.pinned = q.next_seq end
+    local pin = 0
+    if args[2] == '2' then
+        pin = PINNED + q.now + PLAN_LIFE_MS
+    elseif q.pinned <= PINNED then
+        pin = q.next_seq
+    end -- a seek holds everything anyway
+    if pin > 0 then q.pinned = pin end
     q.chunks = {}
-    local state = struct.pack('<I8I8I4I1I8I1', q.next_seq, q.cur, q.skip, q.retain and 1 or 0, q.retention, q.ordered and 1 or 0)
+    local state = struct.pack('<I8I8I4I1I8I8', q.next_seq, q.cur, q.skip, q.retain and 1 or 0, q.retention, pin)
     local head, ended, owners = finish(q, false)
-    return { head, ended, owners, state, list, masks }
+    return { head, ended, owners, state, list }
 end
 register('landline_survey', survey, 'allow-oom')
 
+-- args: header, the pin
 local function release_pin(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
+    if q.pinned ~= tonumber(args[2]) then return { finish(q, false) } end
     q.pinned = 0
     if not q.retain then
         local all = redis.call('HGETALL', q.key .. ':gm')
@@ -178,8 +198,16 @@ local function release_pin(keys, args)
 end
 register('landline_release_pin', release_pin, 'allow-oom')
 
+local function read_plan(q, plan)
+    local text = redis.call('GET', plan .. ':s')
+    if not text then return nil end
+    local p = { name = plan }
+    p.first, p.next_seq, p.total, p.stored, p.unacked, p.bytes, p.masked, p.caught = struct.unpack(PLAN, text)
+    return p
+end
+
 -- One step of a plan: `K`eep an own entry, with a mask that is 'n'one, 'm' until the next seek or 'g' for good; or `I`mport.
-local function plan_step(q, text, moved)
+local function plan_step(q, text)
     local kind, at = sub(text, 1, 1), 2
     if kind == 'N' then return nil end
     local e
@@ -187,9 +215,8 @@ local function plan_step(q, text, moved)
         local c, how
         c, how, at = struct.unpack('<I8c1', text, at)
         local rows = redis.call('XRANGE', q.key .. ':cx', c, c)
-        if not rows[1] then return end -- acknowledged meanwhile, and not kept
+        if not rows[1] then return end -- beyond its retention meanwhile
         e = read_entry(rows[1])
-        moved[c] = true
         if how ~= 'n' then e.mask, e.how = unpack_set(text, at), how end
     else
         local id, ms
@@ -203,77 +230,123 @@ local function plan_step(q, text, moved)
 end
 
 -- Puts an entry at the end of the new index.
-local function place(q, e)
-    local c = q.next_seq
-    q.next_seq = c + e.n
-    e.before = q.total
-    q.total = q.total + e.bytes
-    q.stored = q.stored + e.n
+local function place(p, e)
+    local c = p.next_seq
+    p.next_seq = c + e.n
+    e.before = p.total
+    p.total = p.total + e.bytes
+    p.stored = p.stored + e.n
     local unacked = e.n
     if e.mask then
-        redis.call('HSET', q.key .. (e.how == 'g' and ':gm' or ':mk'), c, pack_set(e.mask))
-        q.masked = max(q.masked, c)
+        redis.call('HSET', p.name .. (e.how == 'g' and ':g' or ':m'), c, pack_set(e.mask))
+        p.masked = max(p.masked, c)
         unacked = unmasked(e, e.mask)
     end
-    q.unacked = q.unacked + unacked
-    q.bytes = q.bytes + floor(e.bytes * unacked / e.n)
-    redis.call('XADD', q.key .. ':cn', c .. '-0', 'd',
+    p.unacked = p.unacked + unacked
+    p.bytes = p.bytes + floor(e.bytes * unacked / e.n)
+    redis.call('XADD', p.name .. ':x', c .. '-0', 'd',
         struct.pack(ENTRY, e.payload, e.n, e.bytes, e.ms, e.id, e.flags, e.before, #e.keys) .. e.keys)
 end
 
--- Carries out a plan. args: header, end of the survey, time that messages to come must have, or 0, the plan's list
-local function seek_plan(keys, args)
+-- Places up to `count` entries that came after the survey; answers whether these were all.
+local function catch_up(q, p, count)
+    local rows = redis.call('XRANGE', q.key .. ':cx', p.caught, '+', 'COUNT', count)
+    for _, row in ipairs(rows) do
+        local e = read_entry(row)
+        local gone = redis.call('HGET', q.key .. ':gm', e.c)
+        if gone then e.mask, e.how = read_mask(gone), 'g' end
+        p.caught = e.c + e.n
+        place(p, e)
+    end
+    return #rows < count
+end
+
+-- Carries out some of a plan. args: header, end of the survey, the pin, the plan's list. Answers 1 when all of it is done, 0
+-- when there is more to do, -1 when another seek has begun since or this one took too long.
+local function seek_part(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
-    local plan = q.key .. ':sg:' .. args[4]
     if q.detached then return redis.error_reply('LLGONE the queue is detached') end
-    -- Without a plan this is the repetition of a call that was carried out.
-    if redis.call('EXISTS', plan) == 0 then return { finish(q, false) } end
-    advance(q)
-    flush_lists(q)
-    flush_retries(q)
-    flush_chunks(q)
-    flush_keys(q)
-    drop_deliveries(q)
-    local surveyed, moved = tonumber(args[2]), {}
-    redis.call('UNLINK', q.key .. ':cn')
-    q.used, q.floor, q.masked, q.stored, q.unacked, q.bytes = q.now, tonumber(args[3]), 0, 0, 0, 0
-    local first = q.next_seq
-    local gone = redis.call('HGETALL', q.key .. ':gm')
-    redis.call('UNLINK', q.key .. ':gm')
-    for from = 0, redis.call('LLEN', plan) - 1, 500 do
-        for _, text in ipairs(redis.call('LRANGE', plan, from, from + 499)) do
-            local e = plan_step(q, text, moved)
-            if e then place(q, e) end
+    local plan, done = q.key .. ':sg:' .. args[4], -1
+    if q.pinned == tonumber(args[3]) then
+        local first = q.next_seq + LEAP
+        local p = read_plan(q, plan) or { name = plan, first = first, next_seq = first, total = 0, stored = 0, unacked = 0,
+            bytes = 0, masked = 0, caught = tonumber(args[2]) }
+        local steps = redis.call('LPOP', plan, MOVES_PER_CALL)
+        for _, text in ipairs(steps or {}) do
+            local e = plan_step(q, text)
+            if e then place(p, e) end
         end
+        done = not steps and catch_up(q, p, MOVES_PER_CALL) and 1 or 0
+        redis.call('SET', plan .. ':s', struct.pack(PLAN, p.first, p.next_seq, p.total, p.stored, p.unacked, p.bytes, p.masked,
+            p.caught))
+        for _, name in ipairs({ ':s', ':x', ':g', ':m' }) do redis.call('PEXPIRE', plan .. name, PLAN_LIFE_MS) end
     end
-    local later = {}
-    for at = 1, #gone, 2 do later[tonumber(gone[at])] = gone[at + 1] end
-    local from = 0
-    while true do
-        local rows = redis.call('XRANGE', q.key .. ':cx', from, '+', 'COUNT', 500)
-        for _, row in ipairs(rows) do
-            local e = read_entry(row)
-            from = e.c + e.n
-            if e.c >= surveyed and e.c < first then
-                if later[e.c] then e.mask, e.how = read_mask(later[e.c]), 'g' end
-                place(q, e)
-            elseif not moved[e.c] then
-                redis.call('UNLINK', payload_key(q, e.payload))
-            end
-        end
-        if #rows < 500 then break end
-    end
-    redis.call('UNLINK', q.key .. ':cx', plan)
-    if redis.call('EXISTS', q.key .. ':cn') == 1 then redis.call('RENAME', q.key .. ':cn', q.key .. ':cx') end
-    q.cur, q.skip, q.trim, q.holes, q.pinned = first, 0, first, first, 0
-    q.lease = q.lease + 1
-    q.barrier = q.lease + 1
-    q.available = true
-    q.due = q.now
-    return { finish(q, true) }
+    local head, ended, owners = finish(q, false)
+    return { head, ended, owners, done }
 end
-register('landline_seek_plan', seek_plan)
+register('landline_seek_part', seek_part)
+
+local function take_over(from, to)
+    redis.call('UNLINK', to)
+    if redis.call('EXISTS', from) == 1 then
+        redis.call('RENAME', from, to)
+        redis.call('PERSIST', to)
+    end
+end
+
+-- Lets the new index take the place of the old one. args: header, time that messages to come must have or 0, the pin, the
+-- plan's list. Answers as `seek_part`.
+local function seek_switch(keys, args)
+    local q, err = open_at(keys[1], args[1])
+    if not q then return err end
+    if q.detached then return redis.error_reply('LLGONE the queue is detached') end
+    local plan, done = q.key .. ':sg:' .. args[4], 1
+    local p = q.pinned == tonumber(args[3]) and read_plan(q, plan)
+    if p then
+        advance(q)
+        write_back(q)
+        drop_deliveries(q)
+        repeat until catch_up(q, p, 500)
+        take_over(plan .. ':x', q.key .. ':cx')
+        take_over(plan .. ':g', q.key .. ':gm')
+        take_over(plan .. ':m', q.key .. ':mk')
+        redis.call('UNLINK', plan .. ':s', plan)
+        redis.call('PERSIST', plan .. ':d')
+        -- A repetition of this call is told by it.
+        redis.call('HSET', q.key, 'sp', args[4])
+        q.next_seq, q.total, q.stored, q.unacked, q.bytes, q.masked = p.next_seq, p.total, p.stored, p.unacked, p.bytes, p.masked
+        q.cur, q.skip, q.trim, q.holes, q.pinned = p.first, 0, p.first, p.first, 0
+        q.used, q.floor = q.now, tonumber(args[2])
+        q.lease = q.lease + 1
+        q.barrier = q.lease + 1
+        q.available = true
+        q.due = q.now
+    elseif redis.call('HGET', q.key, 'sp') ~= args[4] then
+        done = -1
+    end
+    local head, ended, owners = finish(q, p and true or false)
+    return { head, ended, owners, done }
+end
+register('landline_seek_switch', seek_switch)
+
+-- Removes payloads that the last switch left without an entry. args: header. Answers whether there are more.
+local function seek_tidy(keys, args)
+    local q, err = open_at(keys[1], args[1])
+    if not q then return err end
+    local last, more = redis.call('HGET', q.key, 'sp'), 0
+    local list = last and redis.call('LPOP', q.key .. ':sg:' .. last .. ':d', 500)
+    if list then
+        for at, payload in ipairs(list) do list[at] = payload_key(q, payload) end
+        redis.call('UNLINK', unpack(list))
+        more = 1
+    end
+    local head, ended, owners = finish(q, false)
+    return { head, ended, owners, more }
+end
+register('landline_seek_tidy', seek_tidy, 'allow-oom')
+
+end -- a block, because a function of Lua may have 200 locals at a time and the library is one
 
 -- args: header, snapshot. Answers the last message id before the snapshot; from then on the topic keeps every message.
 local function open_snapshot(keys, args)
