@@ -7,6 +7,7 @@ mod client;
 mod latency;
 mod load;
 mod report;
+mod seek;
 
 use std::path::PathBuf;
 
@@ -29,8 +30,14 @@ pub enum Scenario {
     Latency,
     /// As `end-to-end`, over ordering keys; checks the order.
     Ordered,
+    /// As `end-to-end`, through a filter that every message passes.
+    Filtered,
     /// Every subscription gets every message.
     FanOut,
+    /// Publish, then take a snapshot, seek to the future, the past and the snapshot, with another subscription in use.
+    Seek,
+    /// Publish over ordering keys, a key a message, receive and keep everything: memory of what is outstanding.
+    Hold,
 }
 
 /// What the topic does to messages before they are stored.
@@ -80,7 +87,7 @@ pub struct Options {
     /// Subscriptions of `fan-out`.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub subscriptions: u64,
-    /// Ordering keys of `ordered`.
+    /// Ordering keys of `ordered` and `hold`.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub keys: u64,
     /// Messages a second of `latency`.
@@ -112,8 +119,10 @@ pub async fn run(options: &Options) -> Result<Report, String> {
     let report = match options.scenario {
         Scenario::Publish => load::publish(options, &client).await,
         Scenario::Drain => load::drain(options, &client).await,
-        Scenario::EndToEnd | Scenario::FanOut => load::end_to_end(options, &client, 0).await,
+        Scenario::EndToEnd | Scenario::FanOut | Scenario::Filtered => load::end_to_end(options, &client, 0).await,
         Scenario::Ordered => load::end_to_end(options, &client, options.keys).await,
+        Scenario::Seek => seek::seek(options, &client).await,
+        Scenario::Hold => load::hold(options, &client).await,
         Scenario::Latency => latency::steady(options, &client).await,
     };
     client.remove().await;

@@ -18,7 +18,12 @@ const MAX_RESPONSE: usize = 64 << 20;
 /// What the text payloads follow.
 const SCHEMA: &str = r#"{"type":"record","name":"Bench","fields":[{"name":"number","type":"long"},{"name":"sent","type":"long"},{"name":"filling","type":"string"}]}"#;
 
+/// The filter of `filtered`; every message passes.
+const FILTER: &str = r#"attributes.kind = "bench" AND NOT hasPrefix(attributes.region, "us-")"#;
+const ATTRIBUTES: [(&str, &str); 2] = [("kind", "bench"), ("region", "eu-west-1")];
+
 pub struct Client {
+    scenario: Scenario,
     channels: Vec<Connection>,
     pub topic: String,
     pub subscriptions: Vec<String>,
@@ -32,15 +37,33 @@ impl Client {
         let run = format!("{:x}", now_nanos());
         let count = if options.scenario == Scenario::FanOut { options.subscriptions } else { 1 };
         let client = Self {
+            scenario: options.scenario,
             channels,
             topic: format!("projects/{}/topics/bench-{run}", options.project),
             subscriptions: (0..count).map(|n| format!("projects/{}/subscriptions/bench-{run}-{n}", options.project)).collect(),
         };
-        client.create(options.scenario == Scenario::Ordered, options.shaping).await?;
+        client.create(options.shaping).await?;
         Ok(client)
     }
 
-    async fn create(&self, ordered: bool, shaping: Shaping) -> Result<(), String> {
+    /// A topic with one subscription beside this one, over the same connections.
+    pub async fn beside(&self) -> Result<Self, String> {
+        let beside = Self {
+            scenario: Scenario::EndToEnd,
+            channels: self.channels.clone(),
+            topic: format!("{}-beside", self.topic),
+            subscriptions: vec![format!("{}-beside", self.subscriptions[0])],
+        };
+        beside.create(Shaping::None).await?;
+        Ok(beside)
+    }
+
+    /// The name of the run's snapshot.
+    pub fn snapshot(&self) -> String {
+        self.subscriptions[0].replace("/subscriptions/", "/snapshots/")
+    }
+
+    async fn create(&self, shaping: Shaping) -> Result<(), String> {
         let mut topic = Topic { name: self.topic.clone(), ..Default::default() };
         match shaping {
             Shaping::None => {}
@@ -53,7 +76,9 @@ impl Client {
                 name: name.clone(),
                 topic: self.topic.clone(),
                 ack_deadline_seconds: 600,
-                enable_message_ordering: ordered,
+                enable_message_ordering: matches!(self.scenario, Scenario::Ordered | Scenario::Hold),
+                retain_acked_messages: self.scenario == Scenario::Seek,
+                filter: if self.scenario == Scenario::Filtered { FILTER.into() } else { String::new() },
                 ..Default::default()
             };
             self.subscriber(0).create_subscription(subscription).await.map_err(|e| format!("CreateSubscription: {e}"))?;
@@ -130,10 +155,20 @@ fn transform() -> MessageTransform {
 
 /// A message: its number and the time, then filling.
 pub fn message(number: u64, bytes: usize, key: &str) -> bytes::Bytes {
+    EncodedMessage::encode(&payload(number, bytes), [], key).wire().clone()
+}
+
+fn payload(number: u64, bytes: usize) -> Vec<u8> {
     let mut data = vec![b'x'; bytes];
     data[..8].copy_from_slice(&number.to_be_bytes());
     data[8..16].copy_from_slice(&now_nanos().to_be_bytes());
-    EncodedMessage::encode(&data, [], key).wire().clone()
+    data
+}
+
+/// As [`message`], with attributes that pass the filter.
+pub fn labelled_message(number: u64, bytes: usize, key: &str) -> bytes::Bytes {
+    let data = payload(number, bytes);
+    EncodedMessage::encode(&data, ATTRIBUTES, key).wire().clone()
 }
 
 /// The number and the time of a received message, and its ordering key.

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
-    Options, Shaping,
-    client::{Client, message, now_nanos, read, text_message},
+    Options, Scenario, Shaping,
+    client::{Client, labelled_message, message, now_nanos, read, text_message},
     report::{Report, Seen, Watch},
 };
 use crate::api::proto::pubsub::{PublishRequest, StreamingPullRequest};
@@ -23,7 +23,7 @@ use crate::api::proto::pubsub::{PublishRequest, StreamingPullRequest};
 const OUTSTANDING: i64 = 1000;
 
 /// Publishes every message; answers how many the server confirmed.
-async fn publish_all(options: &Options, client: &Client, keys: u64) -> Result<u64, String> {
+pub async fn publish_all(options: &Options, client: &Client, keys: u64) -> Result<u64, String> {
     let next = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
     for n in 0..options.publishers {
@@ -37,10 +37,15 @@ async fn publish_all(options: &Options, client: &Client, keys: u64) -> Result<u6
                 if first >= end {
                     return Ok::<u64, String>(confirmed);
                 }
-                // One request carries one key, as the official clients do it.
-                let key = if keys == 0 { String::new() } else { format!("key-{}", first / options.batch % keys) };
-                let make = if options.shaping == Shaping::None { message } else { text_message };
-                let messages = (first..end).map(|number| make(number, options.bytes as usize, &key)).collect();
+                // One request carries one key, as the official clients do it; where keys are what is measured, one each.
+                let share = if options.scenario == Scenario::Hold { 1 } else { options.batch };
+                let key = |number: u64| if keys == 0 { String::new() } else { format!("key-{}", number / share % keys) };
+                let make = match (options.shaping, options.scenario) {
+                    (Shaping::None, Scenario::Filtered) => labelled_message,
+                    (Shaping::None, _) => message,
+                    _ => text_message,
+                };
+                let messages = (first..end).map(|number| make(number, options.bytes as usize, &key(number))).collect();
                 let request = PublishRequest { topic: topic.clone(), messages };
                 let response = publisher.publish(request).await.map_err(|e| format!("Publish: {e}"))?;
                 confirmed += response.into_inner().message_ids.len() as u64;
@@ -63,7 +68,7 @@ struct Tally {
 }
 
 /// Receives until every message of every subscription was seen, or nothing comes any more.
-async fn receive_all(options: &Options, client: &Client, ordered: bool, expected: u64) -> Result<Seen, String> {
+pub async fn receive_all(options: &Options, client: &Client, ordered: bool, expected: u64) -> Result<Seen, String> {
     let mut tasks = JoinSet::new();
     let mut tallies = Vec::new();
     for subscription in &client.subscriptions {
@@ -164,8 +169,30 @@ pub async fn drain(options: &Options, client: &Client) -> Result<Report, String>
     let published = publish_all(options, client, 0).await?;
     let watch = Watch::start(options);
     let seen = receive_all(options, client, false, published).await?;
-    // Waiting in the backlog is no latency.
-    Ok(watch.stop(options, published, Seen { latencies: Vec::new(), ..seen }))
+    Ok(watch.stop(options, published, without_latencies(seen)))
+}
+
+/// Waiting in the backlog is no latency.
+pub fn without_latencies(seen: Seen) -> Seen {
+    Seen { latencies: Vec::new(), ..seen }
+}
+
+/// The server has to be set up to let so many messages be outstanding.
+pub async fn hold(options: &Options, client: &Client) -> Result<Report, String> {
+    let watch = Watch::start(options);
+    let published = publish_all(options, client, options.keys).await?;
+    let (_requests, mut responses) = client.stream(0, &client.subscriptions[0], i64::MAX).await?;
+    let patience = Duration::from_secs(options.patience_seconds);
+    let mut seen = Seen::default();
+    while seen.delivered < published {
+        match tokio::time::timeout(patience, responses.message()).await {
+            Ok(Ok(Some(response))) => seen.delivered += response.received_messages.len() as u64,
+            Ok(Err(status)) => return Err(format!("StreamingPull: {status}")),
+            _ => break,
+        }
+    }
+    seen.lost = published.saturating_sub(seen.delivered);
+    Ok(watch.stop(options, published, seen))
 }
 
 pub async fn end_to_end(options: &Options, client: &Client, keys: u64) -> Result<Report, String> {

@@ -30,6 +30,19 @@ pub struct Report {
     pub server_resident_mb: Option<f64>,
     /// Processor time of this process, microseconds a message.
     pub client_cpu_us_per_message: f64,
+    /// The steps of `seek`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
+}
+
+/// One step of a run, and what another subscription noticed of it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Phase {
+    pub step: String,
+    pub seconds: f64,
+    /// Its times from publish to acknowledged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub neighbour_us: Option<Percentiles>,
 }
 
 /// Latencies, microseconds.
@@ -92,6 +105,7 @@ impl Watch {
             server_cpu_us_per_message: per_message(self.server_ticks, options.pid),
             server_resident_mb: options.pid.and_then(resident_mb),
             client_cpu_us_per_message: per_message(self.own_ticks, Some(std::process::id())).unwrap_or(0.0),
+            phases: Vec::new(),
         }
     }
 }
