@@ -1,44 +1,70 @@
-//! Kills under load, with an audit of every promise that was confirmed.
+//! Faults under load, with an audit of every promise that was confirmed.
 //!
-//! A run has a dozen rounds; `LANDLINE_CRASH_ROUNDS` asks for more, as `tests/crash` does.
+//! A run lasts some seconds on each kind of store; `LANDLINE_CRASH_SECONDS` asks for more, as `tests/crash` does.
 
 mod audit;
+mod faults;
 mod load;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use landline::api::proto::pubsub::ListTopicsRequest;
 
 use self::{
     audit::Audit,
-    load::{Load, Target},
+    faults::Fault,
+    load::{Load, SUBSCRIPTIONS, Target},
 };
 use crate::{
-    fixture::{Backend, Fixture},
-    for_durable_backends, for_one_backend,
+    fixture::{Backend, Fixture, eventually},
+    for_one_backend, tests_on,
 };
 
-for_durable_backends!(killing_the_server_breaks_no_promise);
+tests_on! {
+    [embedded Embedded, redis Redis, redis_cluster RedisCluster, two_nodes TwoNodes, sentinel Sentinel]
+    faults_break_no_promise
+}
 for_one_backend!(a_full_disk_refuses_publishes_and_loses_nothing);
 
-fn rounds() -> usize {
-    std::env::var("LANDLINE_CRASH_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(12)
+/// Two minutes over the five kinds of store.
+const SECONDS: u64 = 24;
+
+fn duration() -> Duration {
+    let asked = std::env::var("LANDLINE_CRASH_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(asked.unwrap_or(SECONDS))
 }
 
-/// No confirmed publish is lost, no confirmed ack comes back, leases and attempts survive, ids are unique.
-async fn killing_the_server_breaks_no_promise(backend: Backend) {
-    let mut fixture = Fixture::start(backend).await;
+/// No confirmed publish is lost, no confirmed ack comes back, leases, backoffs, attempts and order hold, ids are unique.
+async fn faults_break_no_promise(backend: Backend) {
+    let mut fixture = Fixture::start_with(backend, backend.durability()).await;
     let api = Arc::new(fixture.api().await);
-    let (audit, target) = (Arc::new(Audit::default()), Target::create(&api).await);
-    for round in 0..rounds() {
+    // A server with a sentinel starts before it has found the master.
+    eventually("the store is there", Duration::from_secs(60), async || {
+        api.call(ListTopicsRequest { project: api.parent(), ..Default::default() }).await.is_ok()
+    })
+    .await;
+    let (audit, target) = (Arc::new(Audit::new(&SUBSCRIPTIONS)), Arc::new(Target::create(&api).await));
+    let (end, mut round) = (Instant::now() + duration(), 0);
+    while Instant::now() < end {
         let load = Load::start(&api, &target, &audit);
         // Anything from the first requests of a fresh server to a busy one.
-        let moment = Duration::from_millis(20 + rand::random_range(0..400));
-        tokio::time::sleep(moment).await;
-        let before = audit.progress();
-        fixture.nodes[0].kill();
+        tokio::time::sleep(Duration::from_millis(20 + rand::random_range(0..900))).await;
+        let fault = Fault::choose(&fixture);
+        if fault.forgets_leases() {
+            audit.forgetting(true);
+        }
+        fault.strike(&mut fixture).await;
+        if fault.forgets_leases() {
+            audit.forgetting(false);
+        }
+        tokio::time::sleep(Duration::from_millis(rand::random_range(0..900))).await;
         load.stop().await;
-        fixture.nodes[0].restart();
         audit.check();
-        eprintln!("round {round}: killed after {moment:?}, {before}");
+        round += 1;
+        eprintln!("round {round}: {fault:?}, {}", audit.progress());
     }
     target.drain(&api, &audit).await;
     audit.check();

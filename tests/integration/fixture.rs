@@ -31,7 +31,7 @@ pub use self::{
 };
 use self::{
     node::{Node, NodeSpec},
-    redis::{Redis, RedisCluster},
+    redis::{Redis, RedisCluster, Sentinel},
 };
 
 /// Where the messages of a test are kept.
@@ -45,6 +45,15 @@ pub enum Backend {
     RedisCluster,
     /// Two servers on one Redis; calls go to them in turn.
     TwoNodes,
+    /// Two servers on a Redis with a replica and a sentinel that lets it take over.
+    Sentinel,
+}
+
+impl Backend {
+    /// The settings with which a fault of this store loses nothing that was confirmed.
+    pub fn durability(self) -> &'static [(&'static str, &'static str)] {
+        if self == Self::Sentinel { &[("DURABILITY", "replicas:1")] } else { &[] }
+    }
 }
 
 /// Makes one test a broker out of each `async fn name(backend: Backend)` of the module.
@@ -109,6 +118,8 @@ pub struct Fixture {
     pub nodes: Vec<Node>,
     pub redis: Option<Redis>,
     pub cluster: Option<RedisCluster>,
+    pub sentinel: Option<Sentinel>,
+    pub backend: Backend,
     pub folder: TempDir,
     apis: AtomicU64,
 }
@@ -142,14 +153,16 @@ impl Fixture {
         wrapper: impl Fn(&Path) -> Vec<String>,
     ) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("landline-test-").tempdir().map_err(|e| e.to_string())?;
-        let mut fixture = Self { nodes: Vec::new(), redis: None, cluster: None, folder, apis: AtomicU64::new(0) };
+        let mut fixture =
+            Self { nodes: Vec::new(), redis: None, cluster: None, sentinel: None, backend, folder, apis: AtomicU64::new(0) };
         let path = fixture.folder.path().to_owned();
         let url = match backend {
             Backend::Embedded => format!("embedded:{}", path.join("data").display()),
             Backend::Redis | Backend::TwoNodes => fixture.redis.insert(Redis::start(&path)).url(),
             Backend::RedisCluster => fixture.cluster.insert(RedisCluster::start(&path)).url(),
+            Backend::Sentinel => fixture.sentinel.insert(Sentinel::start(&path)).url(),
         };
-        for number in 0..if backend == Backend::TwoNodes { 2 } else { 1 } {
+        for number in 0..if matches!(backend, Backend::TwoNodes | Backend::Sentinel) { 2 } else { 1 } {
             let mut env = vec![
                 ("CONNECTORS_GCP_BROKER_URL".to_owned(), url.clone()),
                 ("CONNECTORS_GCP_PORT".to_owned(), ports::reserve().to_string()),

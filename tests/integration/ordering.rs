@@ -26,6 +26,8 @@ for_every_backend!(
     a_backoff_holds_only_its_key,
     a_key_moves_to_another_stream_in_order,
     a_seek_replays_in_order,
+    a_nack_in_the_middle_leaves_what_came_before_it_alone,
+    a_failing_message_takes_its_key_with_it_and_is_counted_alone,
     each_key_arrives_in_order_under_load,
 );
 for_durable_backends!(order_survives_a_crash);
@@ -204,6 +206,66 @@ async fn a_seek_replays_in_order(backend: Backend) {
         let again = api.pull(&subscription, 5).await;
         assert_eq!(texts(&again), ["m1", "m2", "m3", "m4", "m5"]);
     }
+}
+
+/// Exactly-once with order: what comes back behind a nacked message is settled by its new delivery alone.
+async fn a_nack_in_the_middle_leaves_what_came_before_it_alone(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api
+        .pair_with(|s| {
+            ordered(s);
+            s.enable_exactly_once_delivery = true;
+            s.ack_deadline_seconds = 600;
+        })
+        .await;
+    api.publish(&topic, ["m1", "m2", "m3", "m4"].map(|m| message(m).key("k"))).await;
+    let first = api.pull(&subscription, 4).await;
+    assert_eq!(texts(&first), ["m1", "m2", "m3", "m4"]);
+    api.nack(&subscription, &first[1..2]).await;
+    // m1 is still out with its consumer; m2 to m4 wait for it or come to the same one, but their first delivery is over.
+    for over in &first[2..] {
+        let refused = api.call(crate::fixture::api::acknowledge(&subscription, [over])).await;
+        assert_eq!(refused.map(drop).map_err(|f| f.code), Err(tonic::Code::FailedPrecondition), "{}", over.text());
+    }
+    api.ack(&subscription, &first[..1]).await;
+    let second = api.pull(&subscription, 3).await;
+    assert_eq!(texts(&second), ["m2", "m3", "m4"]);
+    api.ack(&subscription, &second).await;
+    api.assert_drained(&topic, &subscription).await;
+}
+
+/// Order, retry policy and dead letters together: a failing head is delivered five times, its followers come back each time
+/// without an attempt counted, and go on when the head is gone.
+async fn a_failing_message_takes_its_key_with_it_and_is_counted_alone(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let dead = api.create_topic("dead").await;
+    let graveyard = api.create_subscription("graveyard", &dead).await;
+    let backoff = prost_types::Duration { seconds: 0, nanos: 100_000_000 };
+    let (topic, subscription) = api
+        .pair_with(|s| {
+            ordered(s);
+            s.ack_deadline_seconds = 600;
+            s.retry_policy = Some(RetryPolicy { minimum_backoff: Some(backoff), maximum_backoff: Some(backoff) });
+            s.dead_letter_policy = Some(DeadLetterPolicy { dead_letter_topic: dead.clone(), max_delivery_attempts: 5 });
+        })
+        .await;
+    api.publish(&topic, ["bad", "good1", "good2"].map(|m| message(m).key("k"))).await;
+    let mut stream = api.stream_with(&subscription, |r| r.stream_ack_deadline_seconds = 600).await;
+    for attempt in 1..=5 {
+        let received = stream.messages(3).await;
+        let got: Vec<_> = received.iter().map(|r| (r.text(), r.delivery_attempt)).collect();
+        assert_eq!(got, [("bad", attempt), ("good1", 1), ("good2", 1)]);
+        if attempt == 5 {
+            api.ack(&subscription, &received[1..]).await;
+        }
+        api.nack(&subscription, &received[..1]).await;
+    }
+    drop(stream);
+    let buried = api.take(&graveyard).await;
+    assert_eq!((buried.text(), buried.message.ordering_key.as_str()), ("bad", "k"));
+    api.assert_drained(&topic, &subscription).await;
 }
 
 /// Several keys, several streams, random nacks: what is acked of a key is acked in order.
