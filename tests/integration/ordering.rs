@@ -30,7 +30,7 @@ for_every_backend!(
     a_failing_message_takes_its_key_with_it_and_is_counted_alone,
     each_key_arrives_in_order_under_load,
 );
-for_durable_backends!(order_survives_a_crash);
+for_durable_backends!(order_survives_a_crash, a_key_waits_for_what_a_dead_session_holds);
 
 fn ordered(s: &mut Subscription) {
     s.enable_message_ordering = true;
@@ -328,4 +328,27 @@ async fn order_survives_a_crash(backend: Backend) {
     let received = api.pull(&subscription, 15).await;
     let expected: Vec<_> = (5..20).map(|n| n.to_string()).collect();
     assert_eq!(texts(&received), expected);
+}
+
+/// Sessions of a new process are not those of the one before, whatever their numbers: a key goes on when the lease of the
+/// session that had it is over, and with the message that was leased.
+async fn a_key_waits_for_what_a_dead_session_holds(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(ordered).await;
+    let mut first = api.stream_with(&subscription, |r| r.max_outstanding_messages = 1).await;
+    api.publish(&topic, ["m1", "m2", "m3"].map(|m| message(m).key("k"))).await;
+    assert_eq!(first.message().await.text(), "m1");
+    fixture.crash_and_restart();
+    let api = fixture.api_of_node(0, &api).await;
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        streams.push(api.stream(&subscription).await);
+    }
+    for expected in ["m1", "m2", "m3"] {
+        let next = streams.iter_mut().map(|s| Box::pin(s.message_within(Duration::from_secs(25))));
+        let (received, number, _) = futures::future::select_all(next).await;
+        assert_eq!(received.text(), expected);
+        streams[number].ack(&received);
+    }
 }
