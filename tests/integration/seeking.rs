@@ -292,6 +292,8 @@ async fn a_seek_brings_back_nothing_that_the_filter_keeps_out(backend: Backend) 
                 assert!(stream.try_message(Duration::from_millis(300)).await.is_none(), "{target:?}");
             }
         }
+    }
+}
 
 /// C124: what failed before a seek does not count after it.
 async fn a_seek_begins_the_attempts_anew(backend: Backend) {
