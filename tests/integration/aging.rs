@@ -54,7 +54,7 @@ impl Aging {
 }
 
 /// The library that moves a process's clock (Debian package `faketime`).
-fn library() -> String {
+pub fn library() -> String {
     let folders =
         fs::read_dir("/usr/lib").unwrap().filter_map(|entry| Some(entry.ok()?.path().join("faketime/libfaketimeMT.so.1")));
     let found = folders.into_iter().find(|path| path.exists());

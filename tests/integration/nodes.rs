@@ -9,10 +9,14 @@ use landline::api::proto::pubsub::{DeadLetterPolicy, PushConfig, StreamingPullRe
 use tonic::Code;
 
 use crate::{
+    aging::library,
     fixture::{
-        Api, Backend, Fixture, message,
+        Api, Backend, Fixture, eventually, message,
         message::{Build, texts},
+        node::{Node, NodeSpec},
+        ports,
         sink::Sink,
+        timestamp,
         wait::{SOON, assert_took},
     },
     for_two_nodes,
@@ -25,6 +29,7 @@ for_two_nodes!(
     changes_on_one_node_are_seen_on_the_other,
     the_inflight_cap_holds_over_all_nodes,
     a_dead_node_blocks_nobody,
+    clocks_that_differ_make_no_difference,
     the_pushes_of_a_dead_node_are_taken_over,
 );
 
@@ -181,6 +186,49 @@ async fn a_dead_node_blocks_nobody(backend: Backend) {
     }
     assert_took(since, 9.5, 3.0, "the leases of the dead node");
     assert_eq!(back, leased.iter().map(|r| r.id().to_owned()).collect());
+}
+
+/// C188: times are those of the store, so that a node whose clock is wrong neither dates messages wrongly nor ends leases early
+/// or late.
+async fn clocks_that_differ_make_no_difference(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let url = fixture.redis.as_ref().unwrap().url();
+    for skew in ["+30s", "-30s"] {
+        let env = [("BROKER_URL", url.clone()), ("PORT", ports::reserve().to_string()), ("ADMIN_ADDRESS", String::new())];
+        let env = env.map(|(key, value)| (format!("CONNECTORS_GCP_{key}"), value)).into();
+        let words = ["env".to_owned(), format!("LD_PRELOAD={}", library()), format!("FAKETIME={skew}")];
+        // Time that is waited for passes as ever; only the time of day differs.
+        let still = ["FAKETIME_DONT_FAKE_MONOTONIC=1", "DONT_FAKE_MONOTONIC=1"].map(str::to_owned);
+        let log = fixture.folder.path().join(format!("node{skew}.log"));
+        fixture.nodes.push(Node::start(NodeSpec { wrapper: [&words[..], &still].concat(), env, log }).unwrap());
+    }
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.enable_message_ordering = true).await;
+    let right = fixture.api_of_node(0, &api).await;
+    let fast = fixture.api_of_node(2, &api).await;
+    let slow = fixture.api_of_node(3, &api).await;
+    for (n, node) in [&right, &fast, &slow].into_iter().cycle().take(9).enumerate() {
+        let before = timestamp(0).seconds;
+        node.publish(&topic, [message(n.to_string()).key("k")]).await;
+        let received = slow.pull(&subscription, 1).await;
+        let published = received[0].message.publish_time.as_ref().unwrap().seconds;
+        assert!((before - 1..=timestamp(0).seconds + 1).contains(&published), "{published} is not about {before}");
+        right.ack(&subscription, &received).await;
+    }
+    for (giver, taker) in [(&fast, &right), (&right, &slow), (&slow, &fast)] {
+        right.publish(&topic, [message("leased")]).await;
+        let since = Instant::now();
+        giver.pull(&subscription, 1).await;
+        let mut again = Vec::new();
+        eventually("the lease runs out", Duration::from_secs(20), async || {
+            again = taker.pull_now(&subscription, 1).await;
+            !again.is_empty()
+        })
+        .await;
+        assert_took(since, 9.5, 3.0, "the lease");
+        taker.ack(&subscription, &again).await;
+    }
+    api.assert_drained(&topic, &subscription).await;
 }
 
 /// Each push subscription belongs to one node, and to another one when that dies.

@@ -14,7 +14,7 @@ use crate::{
         message::texts,
         node::{Node, NodeSpec},
         ports,
-        redis::Redis,
+        redis::{Redis, RedisCluster},
         wait::SOON,
     },
     for_redis,
@@ -26,6 +26,8 @@ for_redis!(
     leases_stay_valid_across_a_restart_of_redis,
     a_server_that_starts_first_waits_for_its_redis,
     a_redis_behind_tls_needs_the_right_certificates,
+    a_cluster_behind_tls_is_used_like_any_other,
+    a_redis_that_lost_everything_is_filled_anew,
 );
 
 async fn serving(fixture: &Fixture) -> bool {
@@ -153,4 +155,75 @@ async fn a_redis_behind_tls_needs_the_right_certificates(backend: Backend) {
     // One that trusts only the system's authorities starts, says why it can't serve, and goes on trying.
     let stranger = start(format!("rediss://localhost:{port}"), "stranger.log");
     eventually("the reason is logged", SOON, async || stranger.log_tail().to_lowercase().contains("certificate")).await;
+}
+
+/// Every server of a Cluster is spoken to over TLS, also those that the Cluster names.
+async fn a_cluster_behind_tls_is_used_like_any_other(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let folder = fixture.folder.path().to_owned();
+    let authority = Authority::new();
+    let (server, client) = (authority.issue(&folder, "server"), authority.issue(&folder, "client"));
+    let ca = authority.write(&folder, "cluster-ca");
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let options = [
+        ["--tls-port", "0"],
+        ["--tls-cluster", "yes"],
+        ["--tls-cert-file", &path(&server.certificate)],
+        ["--tls-key-file", &path(&server.key)],
+        ["--tls-ca-cert-file", &path(&ca)],
+        ["--tls-auth-clients", "yes"],
+    ];
+    let own = [["--cacert", &path(&ca)], ["--cert", &path(&client.certificate)], ["--key", &path(&client.key)]];
+    let cluster = RedisCluster::start_with(&folder, options.as_flattened(), &[&["--tls"], own.as_flattened()].concat());
+    let url = format!(
+        "{}?tls_ca={}&tls_cert={}&tls_key={}",
+        cluster.url().replace("redis+cluster", "rediss+cluster"),
+        path(&ca),
+        path(&client.certificate),
+        path(&client.key)
+    );
+    let env = [("BROKER_URL", url), ("PORT", ports::reserve().to_string()), ("ADMIN_ADDRESS", String::new())];
+    let env = env.map(|(key, value)| (format!("CONNECTORS_GCP_{key}"), value)).into();
+    fixture.nodes.push(Node::start(NodeSpec { wrapper: Vec::new(), env, log: folder.join("cluster.log") }).unwrap());
+    let like = fixture.api().await;
+    let api = fixture.api_of_node(1, &like).await;
+    // Enough resources that every server has some.
+    for n in 0..12 {
+        let topic = api.create_topic(&format!("topic-{n}")).await;
+        let subscription = api.create_subscription(&format!("sub-{n}"), &topic).await;
+        api.publish_texts(&topic, &["m1"]).await;
+        let received = api.pull(&subscription, 1).await;
+        assert_eq!(texts(&received), ["m1"]);
+        api.ack(&subscription, &received).await;
+    }
+    drop(fixture);
+    drop(cluster);
+}
+
+/// A Redis without its data is an empty service: what was known before is forgotten everywhere, and may be made again.
+async fn a_redis_that_lost_everything_is_filled_anew(backend: Backend) {
+    let mut fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (topic, subscription) = api.pair().await;
+    api.publish_texts(&topic, &["m1", "m2"]).await;
+    let leased = api.pull(&subscription, 1).await;
+    let mut stream = api.stream(&subscription).await;
+    fixture.redis.as_mut().unwrap().restart_empty();
+    eventually("the health service says SERVING", SOON, async || serving(&fixture).await).await;
+    eventually("the topic is gone", SOON, async || {
+        api.call(publish_request(&topic, [message("lost")])).await.is_err_and(|failure| failure.code == Code::NotFound)
+    })
+    .await;
+    assert_eq!(api.fails(crate::fixture::api::pull(&subscription, 1)).await, Code::NotFound);
+    assert_eq!(stream.end_code().await, Code::NotFound);
+    let short = |name: &str| name.rsplit('/').next().unwrap().to_owned();
+    api.create_topic(&short(&topic)).await;
+    api.create_subscription(&short(&subscription), &topic).await;
+    api.publish_texts(&topic, &["m3"]).await;
+    // An ack id of the earlier life settles nothing of this one.
+    let _ = api.call(crate::fixture::api::acknowledge(&subscription, &leased)).await;
+    let received = api.pull(&subscription, 1).await;
+    assert_eq!(texts(&received), ["m3"]);
+    api.ack(&subscription, &received).await;
+    api.assert_drained(&topic, &subscription).await;
 }
