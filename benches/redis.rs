@@ -1,9 +1,12 @@
 //! What the engine on Redis costs the Redis server, against a stream with a consumer group in the same run.
 //!
-//! `cargo bench --bench redis` starts a `redis-server` on a free loopback port and prints a table. CPU is the time of the
-//! server process, so it holds however busy the machine is; messages a second of one Redis core are its inverse.
+//! `cargo bench --bench redis` starts a `redis-server` on a free loopback port, prints a table, and writes it to
+//! `benches/redis.md`. CPU is what the server says it used (`used_cpu_user` and `used_cpu_sys`), so that it counts however
+//! busy the machine is; messages a second of one Redis core are its inverse. The cases take turns in rounds, and the table
+//! has the median of the rounds, so that what else runs on the machine hits all of them alike.
 
 use std::{
+    fmt::Write,
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -18,12 +21,19 @@ use landline::{
     },
     model::EncodedMessage,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Messages of one measurement: long enough for the clock ticks the kernel counts CPU time in (10 ms).
-const MESSAGES: usize = 200_000;
+/// Messages of one measurement, a multiple of all batches: far longer than the resolution of the CPU time.
+const MESSAGES: usize = 20_000;
+const ROUNDS: usize = 15;
+const BACKLOG: usize = 200_000;
 const DATA_BYTES: usize = 100;
+/// Messages a streaming client of Google's libraries may hold unless it is set up otherwise.
+const STREAM_MESSAGES: usize = 1000;
+/// How long idle subscriptions are watched: several rounds in which a node looks after them.
+const IDLE: Duration = Duration::from_secs(60);
 
 struct Server {
     child: Child,
@@ -50,26 +60,28 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// CPU time of the process so far.
-    fn cpu(&self) -> Result<Duration, Failure> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id()))?;
-        Ok(Duration::from_nanos(stat.split_whitespace().next().unwrap_or("0").parse()?))
+    fn info(&self, section: &str, names: &[&str]) -> Result<f64, Failure> {
+        let mut connection = redis::Client::open(self.url())?.get_connection()?;
+        let info: String = redis::cmd("INFO").arg(section).query(&mut connection)?;
+        let mut sum = 0.0;
+        for name in names {
+            let line = info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
+            sum += line.ok_or_else(|| format!("INFO has no {name}"))?.trim().parse::<f64>()?;
+        }
+        Ok(sum)
     }
 
-    fn memory(&self) -> Result<u64, Failure> {
-        let mut connection = redis::Client::open(self.url())?.get_connection()?;
-        let info: String = redis::cmd("INFO").arg("memory").query(&mut connection)?;
-        let line = info.lines().find_map(|l| l.strip_prefix("used_memory:")).ok_or("no used_memory")?;
-        Ok(line.trim().parse()?)
+    /// CPU time of the server so far, microseconds.
+    fn cpu(&self) -> Result<f64, Failure> {
+        Ok(self.info("cpu", &["used_cpu_user", "used_cpu_sys"])? * 1e6)
     }
-}
 
-impl Server {
-    fn commands(&self) -> Result<u64, Failure> {
-        let mut connection = redis::Client::open(self.url())?.get_connection()?;
-        let info: String = redis::cmd("INFO").arg("stats").query(&mut connection)?;
-        let line = info.lines().find_map(|l| l.strip_prefix("total_commands_processed:")).ok_or("no count of commands")?;
-        Ok(line.trim().parse()?)
+    fn memory(&self) -> Result<f64, Failure> {
+        self.info("memory", &["used_memory"])
+    }
+
+    fn commands(&self) -> Result<f64, Failure> {
+        self.info("stats", &["total_commands_processed"])
     }
 }
 
@@ -133,18 +145,17 @@ impl Rig {
         Ok(())
     }
 
-    /// Publishes, leases and acknowledges. Several batches wait at a time, as under load.
-    async fn cycle(&self, batch: usize, keys: usize) -> Result<(), Failure> {
-        let session = Session::new(next_session_id());
-        let (rounds, at_once) = (MESSAGES / batch, (1000 / batch).clamp(4, 100));
-        for _ in 0..rounds / at_once {
-            futures::future::try_join_all((0..at_once).map(|_| self.append(batch, keys))).await?;
-            let mut left = batch * at_once;
+    /// Publishes, leases and acknowledges. Several publishes are under way at a time, as under load.
+    async fn cycle(&self, session: &Arc<Session>, case: &Case) -> Result<(), Failure> {
+        let at_once = (1000 / case.batch).min(100);
+        for _ in 0..MESSAGES / case.batch / at_once {
+            futures::future::try_join_all((0..at_once).map(|_| self.append(case.batch, case.keys))).await?;
+            let mut left = case.batch * at_once;
             while left > 0 {
                 let request = LeaseRequest {
                     queue: self.queue.clone(),
                     session: session.clone(),
-                    max_messages: batch.max(100),
+                    max_messages: case.leased,
                     max_bytes: u64::MAX,
                     deadline_ms: 60_000,
                     max_inflight: 1_000_000,
@@ -159,65 +170,118 @@ impl Rig {
     }
 }
 
+/// One way to pass messages on.
+struct Case {
+    name: &'static str,
+    /// Messages of one publish.
+    batch: usize,
+    /// Messages leased and acknowledged together at most.
+    leased: usize,
+    /// Ordering keys; 0 for a subscription without ordering.
+    keys: usize,
+    stream: bool,
+}
+
+const fn case(name: &'static str, batch: usize, leased: usize, keys: usize) -> Case {
+    Case { name, batch, leased, keys, stream: false }
+}
+
+const CASES: [Case; 9] = [
+    Case { name: "stream, 100 and 100", batch: 100, leased: 100, keys: 0, stream: true },
+    Case { name: "stream, 100 and 1,000", batch: 100, leased: STREAM_MESSAGES, keys: 0, stream: true },
+    case("Landline, 100 and 1,000", 100, STREAM_MESSAGES, 0),
+    case("Landline, 100 and 100", 100, 100, 0),
+    case("Landline, 10 and 1,000", 10, STREAM_MESSAGES, 0),
+    case("Landline, 1 and 1,000", 1, STREAM_MESSAGES, 0),
+    case("Landline, 100 and 1,000, over 100 ordering keys", 100, STREAM_MESSAGES, 100),
+    case("Landline, 100 and 100, over 100 ordering keys", 100, 100, 100),
+    case("Landline, 100 and 1,000, all of one ordering key", 100, STREAM_MESSAGES, 1),
+];
+
 /// What XREADGROUP answers: stream, then id and fields of each message.
 type Rows = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
 
 /// The same with a stream and a consumer group, pipelined by batch.
-async fn stream_cycle(server: &Server, batch: usize) -> Result<(), Failure> {
-    let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
-    let _: redis::Value =
-        redis::cmd("XGROUP").arg("CREATE").arg("s").arg("g").arg("$").arg("MKSTREAM").query_async(&mut connection).await?;
-    let data = [b'x'; DATA_BYTES + 2];
-    for _ in 0..MESSAGES / batch {
-        let mut pipe = redis::pipe();
-        for _ in 0..batch {
-            pipe.cmd("XADD").arg("s").arg("*").arg("m").arg(&data[..]).ignore();
+async fn stream_cycle(connection: &mut redis::aio::MultiplexedConnection, case: &Case) -> Result<(), Failure> {
+    for _ in 0..MESSAGES / case.leased {
+        for _ in 0..case.leased / case.batch {
+            add(connection, "s", case.batch).await?;
         }
-        pipe.exec_async(&mut connection).await?;
         let mut read = redis::cmd("XREADGROUP");
-        read.arg("GROUP").arg("g").arg("c").arg("COUNT").arg(batch).arg("STREAMS").arg("s").arg(">");
-        let rows: Rows = read.query_async(&mut connection).await?;
+        read.arg("GROUP").arg("g").arg("c").arg("COUNT").arg(case.leased).arg("STREAMS").arg("s").arg(">");
+        let rows: Rows = read.query_async(connection).await?;
         let ids: Vec<String> = rows.into_iter().flat_map(|(_, rows)| rows).map(|(id, _)| id).collect();
         let mut pipe = redis::pipe();
         pipe.cmd("XACK").arg("s").arg("g").arg(&ids).ignore().cmd("XDEL").arg("s").arg(&ids).ignore();
-        pipe.exec_async(&mut connection).await?;
+        pipe.exec_async(connection).await?;
     }
     Ok(())
 }
 
-/// Measures the CPU time of Redis for `MESSAGES` messages, microseconds a message.
-async fn measure(server: &Server, name: &str, work: impl Future<Output = Result<(), Failure>>) -> Result<f64, Failure> {
-    let before = server.cpu()?;
-    work.await?;
-    let micros = (server.cpu()? - before).as_nanos() as f64 / 1000.0 / MESSAGES as f64;
-    println!("| {name} | {micros:.2} us | {:.0} |", 1e6 / micros);
-    Ok(micros)
-}
-
-/// Redis's memory for a backlog, bytes a message, overhead included.
-async fn weigh(server: &Server, name: &str, work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    let before = server.memory()?;
-    work.await?;
-    let bytes = (server.memory()? as f64 - before as f64) / MESSAGES as f64;
-    println!("| {name} | {bytes:.0} B | |");
-    Ok(())
-}
-
-async fn stream_backlog(server: &Server, batch: usize) -> Result<(), Failure> {
-    let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
+async fn add(connection: &mut redis::aio::MultiplexedConnection, stream: &str, count: usize) -> Result<(), Failure> {
     let data = [b'x'; DATA_BYTES + 2];
-    for _ in 0..MESSAGES / batch {
-        let mut pipe = redis::pipe();
-        for _ in 0..batch {
-            pipe.cmd("XADD").arg("backlog").arg("*").arg("m").arg(&data[..]).ignore();
-        }
-        pipe.exec_async(&mut connection).await?;
+    let mut pipe = redis::pipe();
+    for _ in 0..count {
+        pipe.cmd("XADD").arg(stream).arg("*").arg("m").arg(&data[..]).ignore();
     }
+    pipe.exec_async(connection).await?;
     Ok(())
 }
 
-/// Subscriptions whose consumers wait for messages that don't come.
-async fn idle(server: &Server, count: u64) -> Result<(), Failure> {
+/// CPU time of this process so far, microseconds.
+fn own_cpu() -> f64 {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    used.tv_sec as f64 * 1e6 + used.tv_nsec as f64 / 1e3
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// What each case costs, microseconds a message: of Redis, and of this process.
+async fn measure(server: &Server) -> Result<Vec<(f64, f64)>, Failure> {
+    let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
+    let mut create = redis::cmd("XGROUP");
+    create.arg("CREATE").arg("s").arg("g").arg("$").arg("MKSTREAM");
+    let _: redis::Value = create.query_async(&mut connection).await?;
+    let mut rigs = Vec::new();
+    for (number, case) in (1..).zip(&CASES) {
+        rigs.push((Rig::new(server, number, case.keys > 0).await?, Session::new(next_session_id())));
+    }
+    let mut taken = vec![(Vec::new(), Vec::new()); CASES.len()];
+    for _ in 0..ROUNDS {
+        for ((case, (rig, session)), taken) in CASES.iter().zip(&rigs).zip(&mut taken) {
+            let (redis, own) = (server.cpu()?, own_cpu());
+            match case.stream {
+                true => stream_cycle(&mut connection, case).await?,
+                false => rig.cycle(session, case).await?,
+            }
+            taken.0.push((server.cpu()? - redis) / MESSAGES as f64);
+            taken.1.push((own_cpu() - own) / MESSAGES as f64);
+        }
+    }
+    Ok(taken.into_iter().map(|(redis, own)| (median(redis), median(own))).collect())
+}
+
+/// Redis's memory for a backlog, bytes a message, overhead included: of a stream, and of a subscription.
+async fn weigh(server: &Server) -> Result<(f64, f64), Failure> {
+    let mut connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
+    let empty = server.memory()?;
+    for _ in 0..BACKLOG / 100 {
+        add(&mut connection, "backlog", 100).await?;
+    }
+    let stream = server.memory()?;
+    let rig = Rig::new(server, 100, false).await?;
+    for _ in 0..BACKLOG / 100 {
+        rig.append(100, 0).await?;
+    }
+    let both = server.memory()?;
+    Ok(((stream - empty) / BACKLOG as f64, (both - stream) / BACKLOG as f64))
+}
+
+/// Subscriptions whose consumers wait for messages that don't come: commands a second, and percent of a core.
+async fn idle(server: &Server, count: u64) -> Result<(f64, f64), Failure> {
     let rig = Rig::new(server, 1000, false).await?;
     let mut sessions = Vec::new();
     for number in 2000..2000 + count {
@@ -235,44 +299,45 @@ async fn idle(server: &Server, count: u64) -> Result<(), Failure> {
         rig.broker.lease(request).await?;
         sessions.push(session);
     }
-    // Two of the slow rounds in which a node looks at all queues.
     let (commands, cpu, since) = (server.commands()?, server.cpu()?, Instant::now());
-    tokio::time::sleep(Duration::from_secs(30)).await;
+    tokio::time::sleep(IDLE).await;
     let seconds = since.elapsed().as_secs_f64();
-    let busy = (server.cpu()? - cpu).as_secs_f64() / seconds * 100.0;
-    println!(
-        "| {count} idle subscriptions with a stream each, one node | {busy:.2} % of a core | {:.0} commands/s |",
-        (server.commands()? - commands) as f64 / seconds
-    );
-    Ok(())
+    Ok(((server.commands()? - commands) / seconds, (server.cpu()? - cpu) / 1e4 / seconds))
 }
 
 async fn run() -> Result<(), Failure> {
     let server = Server::start()?;
-    println!(
-        "| publish, lease and acknowledge messages of {DATA_BYTES} B | CPU of Redis a message | messages/s of one Redis core |"
+    let costs = measure(&server).await?;
+    let (stream, landline) = weigh(&server).await?;
+    let (commands, percent) = idle(&server, 1000).await?;
+    let version = Command::new("redis-server").arg("--version").output()?.stdout;
+    let version = String::from_utf8_lossy(&version).split_whitespace().find_map(|w| w.strip_prefix("v=").map(String::from));
+    let mut text = format!(
+        "# What the Redis broker costs\n\n\
+         Written by `cargo bench --bench redis`. Messages of {DATA_BYTES} B are published, leased and acknowledged through one\n\
+         `redis-server` {} on loopback; the first number is how many a publish brings, the second how many are leased and\n\
+         acknowledged together at most. The stream is read through a consumer group, and its messages are deleted once they are\n\
+         acknowledged. CPU is the median of {ROUNDS} rounds in which the cases take turns; the client's, of an optimized build,\n\
+         holds making and reading the messages. Times drift with the machine and with what else it does, ratios hardly.\n\n\
+         | | CPU of Redis a message | messages/s of one Redis core | against the stream | CPU of the client a message |\n\
+         |---|---|---|---|---|\n",
+        version.unwrap_or_default()
     );
-    println!("|---|---|---|");
-    let control = measure(&server, "stream with a consumer group, batch 100", stream_cycle(&server, 100)).await?;
-    let plain = Rig::new(&server, 1, false).await?;
-    let batch = measure(&server, "Landline, batch 100", plain.cycle(100, 0)).await?;
-    measure(&server, "Landline, batch 10", plain.cycle(10, 0)).await?;
-    measure(&server, "Landline, batch 1", plain.cycle(1, 0)).await?;
-    let ordered = Rig::new(&server, 2, true).await?;
-    measure(&server, "Landline, ordered, batch 100, 100 keys", ordered.cycle(100, 100)).await?;
-    measure(&server, "Landline, ordered, batch 100, 1 key", ordered.cycle(100, 1)).await?;
-    weigh(&server, "memory of a backlog: stream", stream_backlog(&server, 100)).await?;
-    let fill = async {
-        for _ in 0..MESSAGES / 100 {
-            plain.append(100, 0).await?;
-        }
-        Ok(())
-    };
-    weigh(&server, "memory of a backlog: Landline, batch 100", fill).await?;
-    // Each of them is a node with its own rounds.
-    drop((plain, ordered));
-    idle(&server, 1000).await?;
-    println!("\nAt batch 100, a message costs {:.1} times less than in a stream with a consumer group.", control / batch);
+    let control = costs[0].0;
+    for (case, (redis, own)) in CASES.iter().zip(&costs) {
+        let own = if cfg!(debug_assertions) { "-".to_owned() } else { format!("{own:.2} us") };
+        let line = format!("| {} | {redis:.2} us | {:.0} | {:.1} x | {own} |", case.name, 1e6 / redis, control / redis);
+        writeln!(text, "{line}")?;
+    }
+    writeln!(
+        text,
+        "\nMemory of a backlog, a message of {DATA_BYTES} B published 100 at a time, overhead included: {landline:.0} B; in a stream\n\
+         {stream:.0} B.\n\n\
+         1,000 idle subscriptions with a waiting consumer each, on one node: {commands:.1} commands/s, those of functions included,\n\
+         and {percent:.2} % of a core.",
+    )?;
+    print!("{text}");
+    std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/redis.md"), text)?;
     Ok(())
 }
 
