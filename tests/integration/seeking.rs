@@ -24,6 +24,7 @@ for_every_backend!(
     a_topic_that_retains_lets_new_subscriptions_look_back,
     a_seek_serves_an_open_stream,
     a_seek_brings_back_nothing_that_the_filter_keeps_out,
+    a_seek_keeps_the_order_of_a_key_whose_publish_was_acknowledged_in_part,
     a_seek_begins_the_attempts_anew,
     a_subscription_moves_back_and_forth_over_many_chunks,
 );
@@ -371,5 +372,38 @@ async fn a_subscription_moves_back_and_forth_over_many_chunks(backend: Backend) 
         let received = api.pull_once(&subscription, 500).await;
         got.extend(received.iter().map(|r| r.text().to_owned()));
         api.ack(&subscription, &received).await;
+    }
+}
+
+/// Also where the acknowledged part lies between the others.
+async fn a_seek_keeps_the_order_of_a_key_whose_publish_was_acknowledged_in_part(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let name = api.topic("orders");
+        let retention = Some(seconds(3600));
+        let topic = api.ok(Topic { name, message_retention_duration: retention, ..Default::default() }).await.name;
+        let subscription = api.create_subscription_with("ordered", &topic, |s| {
+            s.enable_message_ordering = true;
+            s.ack_deadline_seconds = 600;
+        });
+        let subscription = subscription.await;
+        let sent: Vec<String> = (0..40).map(|n| format!("{n:02}")).collect();
+        let keyed = |text: &String| PubsubMessage { data: text.clone().into(), ordering_key: "k".into(), ..Default::default() };
+        for batch in sent.chunks(10) {
+            api.publish(&topic, batch.iter().map(keyed)).await;
+        }
+        for acked in [vec![0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14], vec![2, 5, 13, 14, 18]] {
+            let received = api.pull(&subscription, 25).await;
+            api.ack(&subscription, acked.iter().map(|at| &received[*at])).await;
+            seek(&api, &subscription, Target::Time(timestamp(-600))).await;
+            let mut got = Vec::new();
+            while got.len() < sent.len() {
+                let received = api.pull(&subscription, 1).await;
+                got.extend(received.iter().map(|r| r.text().to_owned()));
+                api.ack(&subscription, &received).await;
+            }
+            assert_eq!(got, sent, "after {acked:?}");
+            seek(&api, &subscription, Target::Time(timestamp(-600))).await;
+        }
     }
 }

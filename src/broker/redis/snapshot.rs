@@ -122,6 +122,24 @@ struct Source {
     indexes: Vec<u16>,
 }
 
+/// Where a step stands in a plan: the first message it brings; own entries before copied ones; a number.
+type Rank = (u64, u8, u64);
+
+/// The step that keeps an entry without some of its messages: until the next seek where they are retained, or else for good.
+fn keep(entry: &Entry, masked: &[u16], retain: bool) -> Vec<u8> {
+    let mut step = vec![b'K'];
+    step.extend_from_slice(&entry.sequence.to_le_bytes());
+    step.push(match masked {
+        [] => b'n',
+        _ if retain => b'm',
+        _ => b'g',
+    });
+    if !masked.is_empty() {
+        Set::from_sorted(masked).write(&mut step);
+    }
+    step
+}
+
 impl Engine {
     /// Moves a queue.
     ///
@@ -296,54 +314,68 @@ impl Engine {
     ) -> Result<Vec<Vec<u8>>, BrokerError> {
         let now = self.now_ms();
         // In the order of the message ids, so that the queue is again in the order of publishing.
-        let mut steps: BTreeMap<(u64, u8, u64), Vec<u8>> = BTreeMap::new();
-        let (mut own, mut unused) = (HashSet::new(), Vec::new());
-        for (turn, entry) in self.entries(&format!("{}:cx", queue.key), &queue.key, survey.next_seq).await?.iter().enumerate() {
+        let mut steps: BTreeMap<Rank, Vec<u8>> = BTreeMap::new();
+        let (mut own, mut unused) = (HashMap::new(), Vec::new());
+        let entries = self.entries(&format!("{}:cx", queue.key), &queue.key, survey.next_seq).await?;
+        let mut kept: HashMap<Rank, (&Entry, usize)> = HashMap::new();
+        for (turn, entry) in entries.iter().enumerate() {
             if turn % TURN == 0 {
                 tokio::task::yield_now().await;
             }
             let ids = self.ids(&queue.key, entry).await?;
-            let kept = survey.retain && entry.publish_ms + survey.retention_ms > now;
+            let retained = survey.retain && entry.publish_ms + survey.retention_ms > now;
             let wants = |index: u16, id: u64| match &wanted.target {
                 Target::Time(time_ms) => {
                     let eligible =
-                        if kept { !survey.is_gone(entry.sequence, index) } else { survey.is_unacked(entry.sequence, index) };
+                        if retained { !survey.is_gone(entry.sequence, index) } else { survey.is_unacked(entry.sequence, index) };
                     entry.publish_ms >= *time_ms && eligible
                 }
                 Target::Snapshot { held, boundary } => id > *boundary || held.contains(&id),
             };
-            let masked: Vec<u16> =
-                (0..entry.count).zip(&ids).filter(|(index, id)| !wants(*index, **id)).map(|(i, _)| i).collect();
-            own.extend((0..entry.count).zip(&ids).filter(|(index, id)| wants(*index, **id)).map(|(_, id)| *id));
-            if masked.len() == usize::from(entry.count) && !survey.retain {
+            let (brought, masked): (Vec<_>, Vec<_>) = (0..entry.count).zip(&ids).partition(|(index, id)| wants(*index, **id));
+            if brought.is_empty() && !survey.retain {
                 unused.push(entry.payload_id().to_vec());
                 continue;
             }
-            let mut step = vec![b'K'];
-            step.extend_from_slice(&entry.sequence.to_le_bytes());
-            step.push(if masked.is_empty() {
-                b'n'
-            } else if survey.retain {
-                b'm'
-            } else {
-                b'g'
-            });
-            if !masked.is_empty() {
-                Set::from_sorted(&masked).write(&mut step);
-            }
-            steps.insert((entry.first_id, 0, entry.sequence), step);
+            let rank = (brought.first().map_or(entry.first_id, |(_, id)| **id), 0, entry.sequence);
+            own.extend(brought.iter().map(|(_, id)| (**id, rank)));
+            kept.insert(rank, (entry, brought.len()));
+            let masked: Vec<u16> = masked.into_iter().map(|(index, _)| index).collect();
+            steps.insert(rank, keep(entry, &masked, survey.retain));
         }
         let mut missing = Vec::new();
-        for (turn, source) in wanted.sources.into_iter().enumerate() {
+        for (turn, mut source) in wanted.sources.into_iter().enumerate() {
             if turn % TURN == 0 {
                 tokio::task::yield_now().await;
             }
             let ids = self.ids(topic, &source.entry).await?;
-            let lacks = |index: &u16| ids.get(usize::from(*index)).is_some_and(|id| own.insert(*id));
-            let indexes: Vec<u16> = source.indexes.into_iter().filter(lacks).collect();
-            if !indexes.is_empty() {
-                missing.push(Source { entry: source.entry, indexes });
+            source.indexes.retain(|index| usize::from(*index) < ids.len());
+            let ranks: Vec<Option<Rank>> = source.indexes.iter().map(|i| own.get(&ids[usize::from(*i)]).copied()).collect();
+            if ranks.iter().all(Option::is_some) {
+                continue;
             }
+            // Of a publish that is there in part, all comes anew: what is there would stand before or behind what lies between.
+            let there: HashSet<Rank> = ranks.iter().flatten().copied().collect();
+            let is_all = |rank: &Rank| {
+                kept.get(rank).is_some_and(|(_, brought)| ranks.iter().filter(|r| **r == Some(*rank)).count() == *brought)
+            };
+            if there.iter().all(is_all) {
+                for rank in there {
+                    let Some((entry, _)) = kept.remove(&rank) else { continue };
+                    steps.remove(&rank);
+                    if survey.retain {
+                        steps.insert(rank, keep(entry, &(0..entry.count).collect::<Vec<_>>(), true));
+                    } else {
+                        unused.push(entry.payload_id().to_vec());
+                    }
+                }
+            } else {
+                let mut lacks = ranks.iter().map(Option::is_none);
+                source.indexes.retain(|_| lacks.next().unwrap_or_default());
+            }
+            let Some(first) = source.indexes.first().map(|index| ids[usize::from(*index)]) else { continue };
+            own.extend(source.indexes.iter().map(|index| (ids[usize::from(*index)], (first, 1, 0))));
+            missing.push((first, source));
         }
         for sources in missing.chunks(COPY_BATCH) {
             self.copy_in(queue, topic, sources, &mut steps).await?;
@@ -409,11 +441,11 @@ impl Engine {
         &self,
         queue: &QueueView,
         topic: &str,
-        sources: &[Source],
-        steps: &mut BTreeMap<(u64, u8, u64), Vec<u8>>,
+        sources: &[(u64, Source)],
+        steps: &mut BTreeMap<Rank, Vec<u8>>,
     ) -> Result<(), BrokerError> {
         let mut writes = Vec::new();
-        for (source, chunk) in sources.iter().zip(self.chunks(topic, sources.iter().map(|s| &s.entry)).await?) {
+        for ((first, source), chunk) in sources.iter().zip(self.chunks(topic, sources.iter().map(|(_, s)| &s.entry)).await?) {
             let Some(chunk) = chunk else { continue };
             let id = self.payload_id();
             let part = chunk.part(id, &source.indexes);
@@ -424,7 +456,7 @@ impl Engine {
             step.extend_from_slice(&source.entry.first_id.to_le_bytes());
             step.extend_from_slice(&source.entry.publish_ms.to_le_bytes());
             step.extend_from_slice(&part.description);
-            steps.insert((source.entry.first_id, 1, id), step);
+            steps.insert((*first, 1, id), step);
         }
         if !writes.is_empty() {
             self.shards.call(queue.slot, &Request::Many(writes)).await?;
