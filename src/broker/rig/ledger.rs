@@ -228,7 +228,9 @@ impl<B: Broker> Ledger<B> {
             token.attempt
         );
         if plan.ordered && key != 0 {
-            for other in book.deliveries.iter().filter(|d| d.caller != caller && d.ended < begun && !d.ack_begun) {
+            // An acknowledgement may be by the token of another delivery, and ends this one too.
+            let open = |d: &&Delivery| d.caller != caller && d.ended < begun && !book.messages[&d.message].ack_begun;
+            for other in book.deliveries.iter().filter(open) {
                 let holds = book.messages[&other.message].key == key && !book.may_be_over(plan, other, now_ms);
                 assert!(!holds, "{text} of key {key} came to {caller} while {} has {}", other.caller, other.message);
             }
