@@ -4,7 +4,7 @@
 //! A message is acknowledged at the source only after the destination has confirmed it: each arrives at least once, with
 //! its data, attributes and ordering key. Messages of a key are published one request after the other, in order.
 //!
-//! Copies bear the attribute [`MARKER`](copy::MARKER), whose value is the topic they were copied into. A mirror that reads
+//! Copies bear the attribute `landline-mirror`, whose value is the topic they were copied into. A mirror that reads
 //! from a subscription of that very topic leaves them alone, so that two mirrors can run in opposite directions.
 
 mod copy;
