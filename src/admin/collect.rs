@@ -243,12 +243,12 @@ pub async fn topic_rows(connector: &Connector) -> Result<(Vec<TopicRow>, usize, 
     let mut beyond = 0;
     let mut rows = Vec::new();
     for channel in &channels {
-        let meter = meters.get(&channel.as_str().into());
-        if Arc::ptr_eq(&meter, meters.rest()) {
-            beyond += 1;
-        } else {
-            let (project, id) = split(channel);
-            rows.push(TopicRow { project, id, meter });
+        match meters.own(&channel.as_str().into()) {
+            Some(meter) => {
+                let (project, id) = split(channel);
+                rows.push(TopicRow { project, id, meter });
+            }
+            None => beyond += 1,
         }
     }
     rows.sort_by(|a, b| a.names().cmp(&b.names()));
@@ -277,15 +277,17 @@ pub async fn subscription_rows(connector: &Connector) -> Result<(Vec<Subscriptio
     let mut beyond = 0;
     let mut rows = Vec::new();
     for (channel, stats) in found.into_iter().flatten() {
-        let meter = meters.get(&channel.as_str().into());
         let age_ms = stats.oldest_unacked_ms.map_or(0, |published_ms| now_ms.saturating_sub(published_ms));
         let oldest_age_seconds = age_ms as f64 / 1000.0;
-        if Arc::ptr_eq(&meter, meters.rest()) {
-            beyond += 1;
-            rest.include(&stats, oldest_age_seconds);
-        } else {
-            let (project, id) = split(&channel);
-            rows.push(SubscriptionRow { project, id, meter, stats, oldest_age_seconds });
+        match meters.own(&channel.as_str().into()) {
+            Some(meter) => {
+                let (project, id) = split(&channel);
+                rows.push(SubscriptionRow { project, id, meter, stats, oldest_age_seconds });
+            }
+            None => {
+                beyond += 1;
+                rest.include(&stats, oldest_age_seconds);
+            }
         }
     }
     rows.sort_by(|a, b| a.names().cmp(&b.names()));

@@ -234,6 +234,11 @@ impl<M: Default> Names<M> {
         known.entry(channel.clone()).or_default().clone()
     }
 
+    /// The meter of a name; none when it shares that of the rest.
+    pub fn own(&self, channel: &Arc<str>) -> Option<Arc<M>> {
+        Some(self.get(channel)).filter(|meter| !Arc::ptr_eq(meter, &self.rest))
+    }
+
     /// What the names without counters of their own share.
     pub fn rest(&self) -> &Arc<M> {
         &self.rest

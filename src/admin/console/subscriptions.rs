@@ -108,9 +108,7 @@ pub fn delivery(subscription: &Subscription) -> &'static str {
 
 /// The counters of a subscription; none when it has none of its own.
 fn meter(connector: &Connector, name: &SubscriptionName) -> Option<Arc<SubscriptionMeter>> {
-    let meters = &connector.meters().subscriptions;
-    let channel: Arc<str> = format!("{}/{}", name.project(), name.id()).into();
-    Some(meters.get(&channel)).filter(|meter| !Arc::ptr_eq(meter, meters.rest()))
+    connector.meters().subscriptions.own(&format!("{}/{}", name.project(), name.id()).into())
 }
 
 fn streams(meter: &SubscriptionMeter) -> String {

@@ -44,9 +44,7 @@ impl Row {
 
 /// The counters of a topic; none when it has none of its own.
 fn meter(connector: &Connector, name: &TopicName) -> Option<Arc<TopicMeter>> {
-    let meters = &connector.meters().topics;
-    let channel: Arc<str> = format!("{}/{}", name.project(), name.id()).into();
-    Some(meters.get(&channel)).filter(|meter| !Arc::ptr_eq(meter, meters.rest()))
+    connector.meters().topics.own(&format!("{}/{}", name.project(), name.id()).into())
 }
 
 #[derive(Template)]
