@@ -99,3 +99,19 @@ async fn a_crash_forgets_no_more_than_an_hour_of_use() {
     let active_ms = rig.broker.stats(&queue).await.unwrap().last_active_ms - START_MS;
     assert!(active_ms >= 49 * HOUR_MS, "{active_ms}");
 }
+
+#[tokio::test]
+async fn after_a_restart_a_key_still_belongs_to_the_session_that_has_its_first_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rig = Rig::on_disk(folder.path()).await;
+    let queue = rig.queue(1, |c| c.ordered = true).await;
+    rig.publish_keyed(&[("a", "k"), ("b", "k"), ("c", "k")]).await;
+    // Given back, so that all of it waits in line for anybody, and then the first of the line is taken.
+    let leased = rig.pull(&queue, 3).await;
+    rig.modify(&queue, &leased[..1], 0).await;
+    assert_eq!(rig.texts(&queue, 1).await, ["a"]);
+    let rig = rig.restart(folder.path());
+    assert_eq!(rig.texts(&queue, 3).await, [""; 0]);
+    rig.pass(10_050);
+    assert_eq!(rig.texts(&queue, 3).await, ["a", "b", "c"]);
+}

@@ -72,6 +72,8 @@ pub struct Account {
     unacked: BTreeSet<u64>,
     /// Message to the time until which nobody else may get it.
     leased_until: BTreeMap<u64, u64>,
+    /// The session that last got a message.
+    owner: BTreeMap<u64, u64>,
     snapshot: Option<(BTreeSet<u64>, usize)>,
     held: Vec<(u64, Leased)>,
 }
@@ -100,6 +102,7 @@ impl Account {
             key: BTreeMap::new(),
             unacked: BTreeSet::new(),
             leased_until: BTreeMap::new(),
+            owner: BTreeMap::new(),
             snapshot: None,
             held: Vec::new(),
         }
@@ -122,7 +125,7 @@ impl Account {
             Step::Publish(keys) => self.publish(rig, &keys).await,
             Step::Pull { session, max } => {
                 let leased = rig.lease(&self.queue, &self.sessions[session], max).await;
-                self.receive(rig, leased);
+                self.receive(rig, self.sessions[session].id, leased);
             }
             Step::Ack(n) => self.ack(rig, n).await,
             Step::Nack(n) => self.give_back(rig, n, true).await,
@@ -178,7 +181,7 @@ impl Account {
         }
     }
 
-    fn receive<B: Broker>(&mut self, rig: &Rig<B>, leased: Vec<Leased>) {
+    fn receive<B: Broker>(&mut self, rig: &Rig<B>, session: u64, leased: Vec<Leased>) {
         if self.kinds.ordered {
             self.expire_keys(rig.now_ms());
         }
@@ -190,11 +193,14 @@ impl Account {
             let key = self.key[&id];
             if self.kinds.ordered && key != 0 {
                 let earlier = self.unacked.range(..id).filter(|m| self.key[m] == key);
-                let skipped: Vec<_> =
-                    earlier.filter(|m| self.leased_until.get(m).is_none_or(|u| *u + NOTICE_MS <= rig.now_ms())).collect();
+                let (leased, skipped): (Vec<u64>, Vec<u64>) =
+                    earlier.partition(|m| self.leased_until.get(m).is_some_and(|until| *until + NOTICE_MS > rig.now_ms()));
                 assert!(skipped.is_empty(), "{id} of key {key} overtook {skipped:?}");
+                let others: Vec<_> = leased.iter().filter(|m| self.owner[m] != session).collect();
+                assert!(others.is_empty(), "{id} of key {key} was delivered while another session has {others:?}");
             }
             self.leased_until.insert(id, rig.now_ms() + 10_000);
+            self.owner.insert(id, session);
             self.held.push((id, leased));
         }
     }
@@ -238,12 +244,13 @@ impl Account {
         rig.pass(20_000);
         let mut idle = 0;
         while idle < 3 {
-            let leased = rig.pull(&self.queue, 50).await;
+            let session = Session::new(next_session_id());
+            let leased = rig.lease(&self.queue, &session, 50).await;
             idle = if leased.is_empty() { idle + 1 } else { 0 };
             if leased.is_empty() {
                 rig.pass(5_000);
             }
-            self.receive(rig, leased.clone());
+            self.receive(rig, session.id, leased.clone());
             for leased in &leased {
                 self.unacked.remove(&id(leased));
             }

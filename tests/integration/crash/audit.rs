@@ -37,6 +37,9 @@ struct Fate {
     held: bool,
     /// It came through the dead-letter topic.
     buried: bool,
+    key: String,
+    /// What happened to it, to be shown beside a violation.
+    history: Vec<(Instant, &'static str)>,
 }
 
 impl Fate {
@@ -53,7 +56,13 @@ impl Fate {
             ack_sent: false,
             held: false,
             buried: false,
+            key: String::new(),
+            history: Vec::new(),
         }
+    }
+
+    fn note(&mut self, what: &'static str) {
+        self.history.push((Instant::now(), what));
     }
 
     fn settled(&self) -> bool {
@@ -80,17 +89,43 @@ struct Page {
     settled: usize,
 }
 
+/// A broken promise.
+#[derive(Debug)]
+struct Violation {
+    what: String,
+    /// Subscription and message, where it is about one.
+    about: Option<(usize, u64)>,
+}
+
 #[derive(Debug, Default)]
 struct Books {
     /// Number to id of every confirmed publish. Payloads are the numbers.
     published: HashMap<u64, u64>,
     ids: HashMap<u64, u64>,
     pages: Vec<Page>,
-    violations: Vec<String>,
+    violations: Vec<Violation>,
     /// The store may have lost leases and attempts that were given before this, though no message and no ack.
     forgot: Option<Instant>,
     /// It is about to.
     forgetting: bool,
+}
+
+impl Books {
+    fn violation(&mut self, about: Option<(usize, u64)>, what: String) {
+        self.violations.push(Violation { what, about });
+    }
+
+    /// What happened to a message and to the others of its key, in the order of time.
+    fn history(&self, about: Option<(usize, u64)>) -> Vec<String> {
+        let Some((number, payload)) = about else { return Vec::new() };
+        let fates = &self.pages[number].fates;
+        let Some(own) = fates.get(&payload) else { return Vec::new() };
+        let related = fates.iter().filter(|(other, fate)| **other == payload || (fate.key == own.key && !own.key.is_empty()));
+        let mut events: Vec<_> =
+            related.flat_map(|(other, fate)| fate.history.iter().map(move |(at, e)| (at, other, e))).collect();
+        events.sort_unstable();
+        events.iter().map(|(at, other, event)| format!("{:?} ago: {other} {event}", at.elapsed())).collect()
+    }
 }
 
 /// Shared by all clients of a test.
@@ -117,7 +152,7 @@ impl Audit {
         let books = &mut *self.books();
         let id: u64 = id.parse().expect("a decimal id");
         if let Some(other) = books.ids.insert(id, payload) {
-            books.violations.push(format!("id {id} was given to {other} and to {payload}"));
+            books.violation(None, format!("id {id} was given to {other} and to {payload}"));
         }
         books.published.insert(payload, id);
     }
@@ -169,11 +204,15 @@ impl Audit {
                 line.arrived.push(payload);
             }
         }
+        fate.note("delivered");
+        fate.key.clone_from(key);
         fate.deliveries += 1;
         (fate.last, fate.last_attempt) = (now, attempt);
         (fate.returned, fate.nacked_at, fate.held) = (false, None, false);
         let what = format!("{payload} ({}) on {} (attempt {attempt})", received.id(), rules.name);
-        books.violations.extend(wrong.into_iter().map(|wrong| format!("{what} {wrong}")));
+        for wrong in wrong {
+            books.violation(Some((subscription, payload)), format!("{what} {wrong}"));
+        }
     }
 
     fn with<T>(&self, subscription: usize, received: &Received, change: impl FnOnce(&mut Fate) -> T) -> T {
@@ -188,7 +227,10 @@ impl Audit {
     /// An ack is about to be sent. Answers whether it has to be refused: an earlier message of the key was given back before
     /// and has not come again, so this delivery is over.
     pub fn ack_sent(&self, subscription: usize, received: &Received) -> bool {
-        self.with(subscription, received, |fate| fate.ack_sent = true);
+        self.with(subscription, received, |fate| {
+            fate.ack_sent = true;
+            fate.note("ack sent");
+        });
         let page = &self.books().pages[subscription];
         let open = page.lines.get(&received.message.ordering_key).map(|line| &line.open);
         let before = number(received.text());
@@ -200,22 +242,27 @@ impl Audit {
         self.with(subscription, received, |fate| {
             (fate.acked, fate.acked_at) = (true, Instant::now());
             fate.held = false;
+            fate.note("ack confirmed");
         });
         if impossible {
             let what = format!("the ack of {} was confirmed, though an earlier one of its key was given back", received.text());
-            self.books().violations.push(what);
+            self.books().violation(Some((subscription, number(received.text()))), what);
         }
     }
 
     /// A nack is about to be sent.
     pub fn nack_sent(&self, subscription: usize, received: &Received) {
-        self.with(subscription, received, |fate| fate.returned = true);
+        self.with(subscription, received, |fate| {
+            fate.returned = true;
+            fate.note("nack sent");
+        });
     }
 
     /// A nack, sent at that time, was confirmed.
     pub fn nacked(&self, subscription: usize, received: &Received, sent: Instant) {
         self.with(subscription, received, |fate| {
             fate.confirmed_nacks += 1;
+            fate.note("nack confirmed");
             if fate.returned {
                 fate.nacked_at = Some(sent);
             }
@@ -232,7 +279,10 @@ impl Audit {
 
     /// An extension by 600 s was confirmed.
     pub fn held(&self, subscription: usize, received: &Received) {
-        self.with(subscription, received, |fate| fate.held = true);
+        self.with(subscription, received, |fate| {
+            fate.held = true;
+            fate.note("lease of 600 s confirmed");
+        });
     }
 
     /// A message came through the dead-letter topic.
@@ -241,19 +291,21 @@ impl Audit {
         let (source, count) =
             (attribute("CloudPubSubDeadLetterSourceSubscription"), attribute("CloudPubSubDeadLetterSourceDeliveryCount"));
         let index = self.books().pages.iter().position(|page| page.rules.name == source);
-        let Some(index) = index else { return self.books().violations.push(format!("a dead letter of {source:?}")) };
+        let Some(index) = index else { return self.books().violation(None, format!("a dead letter of {source:?}")) };
         let rules = self.books().pages[index].rules;
         let acked = self.with(index, received, |fate| {
             fate.buried = true;
+            fate.note("dead letter received");
             fate.acked
         });
         let text = received.text();
+        let about = Some((index, number(text)));
         if count != rules.attempts.to_string() {
-            self.books().violations.push(format!("{text} of {source} is a dead letter after {count} attempts"));
+            self.books().violation(about, format!("{text} of {source} is a dead letter after {count} attempts"));
         }
         // Without exactly-once a late ack may meet a message that is being forwarded.
         if acked && rules.exactly_once {
-            self.books().violations.push(format!("{text} of {source} is a dead letter after its confirmed ack"));
+            self.books().violation(about, format!("{text} of {source} is a dead letter after its confirmed ack"));
         }
     }
 
@@ -280,7 +332,8 @@ impl Audit {
     /// Fails with every broken promise. No publish may be under way.
     pub fn check(&self) {
         let books = &mut *self.books();
-        for page in &mut books.pages {
+        let mut disorder = Vec::new();
+        for (number, page) in books.pages.iter_mut().enumerate() {
             for (key, line) in &mut page.lines {
                 for payload in std::mem::take(&mut line.arrived) {
                     // What was not confirmed may have been published at any time.
@@ -289,14 +342,15 @@ impl Audit {
                     }
                     if payload < line.last_compared {
                         let what = format!("{payload} of {key} on {} came after {}", page.rules.name, line.last_compared);
-                        books.violations.push(what);
+                        disorder.push(Violation { what, about: Some((number, payload)) });
                     }
                     line.last_compared = line.last_compared.max(payload);
                 }
             }
         }
-        let shown = books.violations.len().min(20);
-        assert!(books.violations.is_empty(), "{} violations: {:#?}", books.violations.len(), &books.violations[..shown]);
+        books.violations.extend(disorder);
+        let shown: Vec<_> = books.violations.iter().take(20).map(|v| (&v.what, books.history(v.about))).collect();
+        assert!(shown.is_empty(), "{} violations: {shown:#?}", books.violations.len());
     }
 
     /// Fails unless every confirmed message was delivered and acked everywhere.

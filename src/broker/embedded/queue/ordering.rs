@@ -73,6 +73,10 @@ impl Keys {
     pub fn start(&mut self, key: u64, session: u64, sequence: u64) {
         if key != 0 {
             let state = self.keys.entry(key).or_default();
+            if state.owner != session {
+                // What was offered to others is the new owner's now.
+                state.offered_to = None;
+            }
             state.owner = session;
             insert_sorted(&mut state.out, sequence);
         }
