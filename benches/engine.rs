@@ -63,6 +63,7 @@ impl Bench {
             max_bytes: u64::MAX,
             deadline_ms: 10_000,
             max_inflight: u64::MAX,
+            record_version: 0,
         };
         let leased = self.broker.lease(request).await.expect("the queue is open");
         assert_eq!(leased.len(), messages.len());

@@ -41,8 +41,9 @@ pub enum BrokerError {
     /// The record exists already, or its version is not the expected one.
     #[error("record conflict: current version {0}")]
     Conflict(u64),
-    /// The caller's view of the topic's subscriptions is out of date: read the records again and repeat.
-    #[error("stale route")]
+    /// The caller's view of the topic, its subscriptions or the queue's subscription is out of date: read the records again
+    /// and repeat.
+    #[error("stale view of a record")]
     Stale,
     /// Stored data is damaged or of an unknown format.
     #[error("stored data damaged: {0}")]
@@ -194,7 +195,8 @@ pub struct Target {
 /// The queues attached to a topic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Route {
-    /// Grows whenever a queue is attached or taken away.
+    /// Grows whenever a queue is attached or taken away, and, where [nodes share](Broker::is_shared) the store, once another
+    /// record of the topic was written and before that change is answered.
     pub version: u64,
     /// The subscriptions, sorted by name.
     pub subscriptions: Vec<Attached>,
@@ -283,6 +285,9 @@ pub struct LeaseRequest {
     pub deadline_ms: u64,
     /// Leased messages the queue may have at any time, over all sessions and nodes.
     pub max_inflight: u64,
+    /// Version of the subscription's record that the caller acts on; 0 for any. Where [nodes share](Broker::is_shared) the
+    /// store, the engine answers [`BrokerError::Stale`] when it knows of a later one.
+    pub record_version: u64,
 }
 
 /// Identifies one delivery of one message.

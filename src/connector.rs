@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::{
-    broker::Broker,
+    broker::{Broker, Kind},
     model::{SubscriptionName, TopicName},
     telemetry::Tracer,
 };
@@ -205,6 +205,31 @@ impl Connector {
     /// answers that the queue is gone.
     pub fn forget_subscription(&self, name: &SubscriptionName) {
         self.catalog.forget_subscription(name.as_str());
+    }
+
+    /// To be called when the broker answers that it knows of a later record than this entry's. It is forgotten, unless the
+    /// store lost the later record: then the entry is the latest there is, and its holder may ask again.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn outdated(&self, entry: &SubscriptionEntry) -> Result<(), Error> {
+        let name = &entry.subscription.name;
+        if self.catalog.version(Kind::Subscription, name.as_str()).await? == Some(entry.version) {
+            entry.set_latest();
+        } else {
+            self.forget_subscription(name);
+        }
+        Ok(())
+    }
+
+    /// The subscription as it is now where another node may have changed it a moment ago.
+    async fn current(&self, entry: Arc<SubscriptionEntry>) -> Result<Arc<SubscriptionEntry>, Error> {
+        let name = &entry.subscription.name;
+        if !self.broker.is_shared() || self.catalog.version(Kind::Subscription, name.as_str()).await? == Some(entry.version) {
+            return Ok(entry);
+        }
+        self.forget_subscription(name);
+        self.subscription(name).await
     }
 }
 

@@ -179,7 +179,7 @@ pub static SUBSCRIPTIONS: &[Family<SubscriptionRow>] = &[
         "landline_subscription_expired_ack_deadlines_total",
         "",
         "subscription/expired_ack_deadlines_count",
-        "Leases that ran out; absent where the broker does not count them",
+        "Leases that ran out, each counted by the node that noticed it",
         |row| row.stats.expired_leases.map_or(Values::None, |count| Values::One(count as f64)),
     ),
     counter(

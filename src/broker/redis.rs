@@ -46,7 +46,7 @@ mod settle;
 mod slots;
 mod snapshot;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 mod watch;
 
 use std::{

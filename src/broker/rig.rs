@@ -141,6 +141,7 @@ pub fn lease_request(queue: &QueueRef, session: &Arc<Session>, max_messages: usi
         max_bytes: u64::MAX,
         deadline_ms: 10_000,
         max_inflight: 20_000,
+        record_version: 0,
     }
 }
 

@@ -1,11 +1,15 @@
 //! Resource records as the data path needs them: parsed, compiled and remembered.
 //!
 //! Reads go through to the broker on a miss. A change made here is forgotten at once, one made by another node when its
-//! event arrives; until then a lagging view is caught by the broker, which answers `Stale` or `Gone`.
+//! event arrives; until then a lagging view is caught by the broker, which answers `Stale` or `Gone`. What such a view alone
+//! refuses is not refused before the records were looked at once more.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use parking_lot::RwLock;
@@ -55,6 +59,8 @@ pub struct TopicEntry {
 pub(super) struct Route {
     /// As the broker counts it.
     pub version: u64,
+    /// Version of the topic's schema; none without one.
+    pub schema: Option<u64>,
     pub targets: Vec<RouteTarget>,
     /// The different filters of the targets.
     pub filters: Vec<Filter>,
@@ -93,6 +99,8 @@ pub struct SubscriptionEntry {
     /// The enabled transforms.
     pub(super) transforms: Pipeline,
     retired: CancellationToken,
+    /// The record is the latest there is, whatever the queue says.
+    latest: AtomicBool,
 }
 
 impl TopicEntry {
@@ -136,7 +144,24 @@ impl SubscriptionEntry {
             })?),
         };
         let transforms = pipeline(&subscription.message_transforms);
-        Ok(Self { subscription, version, queue, filter, transforms, retired: CancellationToken::new() })
+        Ok(Self {
+            subscription,
+            version,
+            queue,
+            filter,
+            transforms,
+            retired: CancellationToken::new(),
+            latest: AtomicBool::new(false),
+        })
+    }
+
+    /// What a [lease request](crate::broker::LeaseRequest) names as the record's version.
+    pub fn lease_version(&self) -> u64 {
+        if self.latest.load(Ordering::Acquire) { 0 } else { self.version }
+    }
+
+    pub(super) fn set_latest(&self) {
+        self.latest.store(true, Ordering::Release);
     }
 
     /// Resolves once the entry is out of date: the record changed or was deleted, or may have been. Look it up again then.
@@ -300,6 +325,11 @@ impl Catalog {
         }
     }
 
+    /// The version of a record past the cache; none when there is no such record.
+    pub async fn version(&self, kind: Kind, name: &str) -> Result<Option<u64>, Error> {
+        Ok(self.broker.get(kind, name).await?.map(|record| record.version))
+    }
+
     /// Reads a record past the cache: the truth at this moment, with its version.
     pub async fn read<T: DeserializeOwned>(&self, kind: Kind, name: &str) -> Result<Option<(T, u64)>, Error> {
         match self.broker.get(kind, name).await? {
@@ -351,6 +381,11 @@ impl Catalog {
 
     pub fn forget_subscription(&self, name: &str) {
         self.subscriptions.forget(name);
+    }
+
+    #[cfg(feature = "schemas")]
+    pub fn forget_schema(&self, name: &str) {
+        self.schemas.forget(name);
     }
 
     fn forget_all(&self) {

@@ -225,6 +225,7 @@ impl Connector {
             return Ok(None);
         }
         let tokens: Vec<_> = letters.iter().map(|letter| letter.token).collect();
+        let entry = self.current(entry).await?;
         let topic = entry.subscription.dead_letter_policy.as_ref().and_then(|policy| policy.dead_letter_topic.as_ref());
         let refused = match topic {
             None => Some("the subscription has no dead-letter topic any more".to_owned()),

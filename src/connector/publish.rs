@@ -8,10 +8,11 @@ use futures::{StreamExt, TryStreamExt};
 use super::{
     Connector, Error, SubscriptionEntry, TopicEntry,
     catalog::{Route, RouteTarget},
+    schemas::{self, Named},
     traces::end_sending,
 };
 use crate::{
-    broker::{Append, Appended, Attached, BrokerError, Target},
+    broker::{Append, Appended, Attached, BrokerError, Kind, Target},
     model::{
         EncodedMessage, SubscriptionName, TopicName,
         limits::{MAX_PUBLISH_BYTES, MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES},
@@ -28,6 +29,24 @@ const QUICK_TRIES: usize = 4;
 const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// Subscription records read at a time when a topic's route is built.
 const ROUTE_READS: usize = 64;
+
+/// Counts the attempts at one publish.
+#[derive(Default)]
+struct Tries(usize);
+
+impl Tries {
+    /// Before another attempt.
+    async fn next(&mut self) -> Result<(), Error> {
+        self.0 += 1;
+        if self.0 >= APPEND_TRIES {
+            return Err(Error::Contended);
+        }
+        if self.0 >= QUICK_TRIES {
+            tokio::time::sleep(MAX_PAUSE.mul_f64(rand::random())).await;
+        }
+        Ok(())
+    }
+}
 
 /// Checks the size of a publish request in its encoding.
 ///
@@ -74,7 +93,7 @@ impl Connector {
     async fn publish_counted(&self, name: &TopicName, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
         check_count(messages.len())?;
         let topic = self.topic(name).await?;
-        let published = self.publish_to(&topic, messages).await;
+        let published = self.publish_to(topic.clone(), messages).await;
         let meter = topic.meter(&self.meters);
         match &published {
             Ok(_) => add(&meter.requests, 1),
@@ -83,17 +102,73 @@ impl Connector {
         published
     }
 
-    async fn publish_to(&self, topic: &TopicEntry, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
+    async fn publish_to(&self, mut topic: Arc<TopicEntry>, messages: Vec<Bytes>) -> Result<Vec<u64>, Error> {
         let messages = messages.into_iter().map(|wire| self.scan(wire)).collect::<Result<Vec<_>, _>>()?;
-        // Transforms before the schema, which what they return has to follow.
-        let transformed = self.transform_published(&topic.transforms, messages).await?;
-        let kept: Option<Vec<bool>> = (!topic.transforms.is_empty()).then(|| transformed.iter().map(Option::is_some).collect());
-        let messages = self.follow_schema(&topic.topic, transformed.into_iter().flatten().collect()).await?;
-        let ids = if messages.is_empty() { Vec::new() } else { self.append(&topic.topic.name, messages).await?.message_ids };
-        Ok(match kept {
+        let mut tries = Tries::default();
+        loop {
+            if let Some(ids) = self.try_to_publish(&topic, &messages, &mut tries).await? {
+                return Ok(ids);
+            }
+            tries.next().await?;
+            topic = self.topic(&topic.topic.name).await?;
+        }
+    }
+
+    /// Nothing when the entry is out of date, or what it names.
+    async fn try_to_publish(
+        &self,
+        topic: &TopicEntry,
+        messages: &[EncodedMessage],
+        tries: &mut Tries,
+    ) -> Result<Option<Vec<u64>>, Error> {
+        let named = self.named_schema(&topic.topic).await?;
+        if topic.transforms.is_empty() && topic.topic.schema_settings.is_none() {
+            return Ok(self.append(topic, &named, messages, tries).await?.map(|appended| appended.message_ids));
+        }
+        let prepared = self.prepare(topic, &named, messages.to_vec()).await;
+        let nothing = prepared.as_ref().map_or(true, |(_, messages)| messages.is_empty());
+        // Another node may have changed the topic or the schema a moment ago. What is stored is looked after by the broker.
+        if nothing && !self.is_current(topic, &named).await? {
+            return Ok(None);
+        }
+        let (kept, messages) = prepared?;
+        let ids = if messages.is_empty() {
+            Vec::new()
+        } else {
+            let Some(appended) = self.append(topic, &named, &messages, tries).await? else { return Ok(None) };
+            appended.message_ids
+        };
+        Ok(Some(match kept {
             Some(kept) => with_dropped(&kept, ids),
             None => ids,
-        })
+        }))
+    }
+
+    /// What of messages is to be stored in which form, and, where transforms may drop some, which were kept.
+    async fn prepare(
+        &self,
+        topic: &TopicEntry,
+        named: &Named,
+        messages: Vec<EncodedMessage>,
+    ) -> Result<(Option<Vec<bool>>, Vec<EncodedMessage>), Error> {
+        // Transforms before the schema, which what they return has to follow.
+        let transformed = self.transform_published(&topic.transforms, messages).await?;
+        let kept = (!topic.transforms.is_empty()).then(|| transformed.iter().map(Option::is_some).collect());
+        let messages = self.follow_schema(&topic.topic, named, transformed.into_iter().flatten().collect()).await?;
+        Ok((kept, messages))
+    }
+
+    /// Whether the entry and the schema are those in force, where other nodes change them. What is not is forgotten.
+    async fn is_current(&self, topic: &TopicEntry, named: &Named) -> Result<bool, Error> {
+        if !self.broker().is_shared() {
+            return Ok(true);
+        }
+        let name = topic.topic.name.as_str();
+        let is_latest = self.catalog.version(Kind::Topic, name).await? == Some(topic.version);
+        if !is_latest {
+            self.catalog.forget_topic(name);
+        }
+        Ok(self.is_named_still(&topic.topic, named).await? && is_latest)
     }
 
     /// Publishes messages that were checked already, or that the server itself made (dead letters), past the limits on
@@ -102,7 +177,15 @@ impl Connector {
     /// # Errors
     /// As [`publish`](Self::publish).
     pub async fn publish_checked(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Vec<u64>, Error> {
-        Ok(self.append(name, messages).await?.message_ids)
+        let mut tries = Tries::default();
+        loop {
+            let topic = self.topic(name).await?;
+            let named = self.named_schema(&topic.topic).await?;
+            if let Some(appended) = self.append(&topic, &named, &messages, &mut tries).await? {
+                return Ok(appended.message_ids);
+            }
+            tries.next().await?;
+        }
     }
 
     pub(super) fn scan(&self, wire: Bytes) -> Result<EncodedMessage, Error> {
@@ -113,20 +196,20 @@ impl Connector {
         Ok(EncodedMessage::scan(wire)?)
     }
 
-    async fn append(&self, name: &TopicName, messages: Vec<EncodedMessage>) -> Result<Appended, Error> {
-        for tried in 0..APPEND_TRIES {
-            if tried >= QUICK_TRIES {
-                tokio::time::sleep(MAX_PAUSE.mul_f64(rand::random())).await;
-            }
-            let topic = self.topic(name).await?;
-            let Some(route) = self.route(&topic).await? else {
-                self.catalog.forget_topic(name.as_str());
-                continue;
-            };
+    /// Nothing when the entry is out of date, or the schema.
+    async fn append(
+        &self,
+        topic: &TopicEntry,
+        named: &Named,
+        messages: &[EncodedMessage],
+        tries: &mut Tries,
+    ) -> Result<Option<Appended>, Error> {
+        loop {
+            let Some(route) = self.route(topic, named).await? else { return Ok(None) };
             let append = Append {
                 topic: topic.reference.clone(),
-                messages: messages.clone(),
-                targets: targets(&route, &messages),
+                messages: messages.to_vec(),
+                targets: targets(&route, messages),
                 route_version: route.version,
             };
             match self.broker().append(append).await {
@@ -134,34 +217,48 @@ impl Connector {
                     let meter = topic.meter(&self.meters);
                     add(&meter.messages, messages.len() as u64);
                     add(&meter.bytes, messages.iter().map(|message| message.wire().len() as u64).sum());
-                    return Ok(appended);
+                    return Ok(Some(appended));
                 }
                 Err(BrokerError::Stale) => topic.forget_route(route.version),
-                Err(BrokerError::Gone) => self.catalog.forget_topic(name.as_str()),
+                Err(BrokerError::Gone) => {
+                    self.catalog.forget_topic(topic.topic.name.as_str());
+                    return Ok(None);
+                }
                 Err(error) => return Err(error.into()),
             }
+            tries.next().await?;
         }
-        Err(Error::Contended)
     }
 
-    /// The queues of a topic with their filters, remembered until the broker calls them stale; none when the broker does
-    /// not know the topic.
-    async fn route(&self, topic: &TopicEntry) -> Result<Option<Arc<Route>>, Error> {
+    /// The queues of a topic with their filters, remembered until the broker calls them stale; none when the entry or the
+    /// schema is out of date.
+    async fn route(&self, topic: &TopicEntry, named: &Named) -> Result<Option<Arc<Route>>, Error> {
+        let schema = schemas::version(named);
         if let Some(route) = topic.route() {
-            return Ok(Some(route));
+            if route.schema == schema {
+                return Ok(Some(route));
+            }
+            topic.forget_route(route.version);
         }
         let found = match self.broker().route(&topic.reference).await {
             Ok(found) => found,
-            Err(BrokerError::Gone) => return Ok(None),
+            Err(BrokerError::Gone) => {
+                self.catalog.forget_topic(topic.topic.name.as_str());
+                return Ok(None);
+            }
             Err(error) => return Err(error.into()),
         };
+        // The route's version stands for the records as they are now: any change of them makes it stale.
+        if !self.is_current(topic, named).await? {
+            return Ok(None);
+        }
         let entries: Vec<_> = futures::stream::iter(found.subscriptions)
             .map(|attached| self.attached(attached))
             .buffered(ROUTE_READS)
             .try_collect()
             .await?;
         let complete = entries.iter().all(Option::is_some);
-        let mut route = Route { version: found.version, ..Route::default() };
+        let mut route = Route { version: found.version, schema, ..Route::default() };
         for entry in entries.into_iter().flatten() {
             route.add(entry.queue.clone(), entry.filter.as_ref());
         }

@@ -151,6 +151,7 @@ impl Connector {
                 // The subscription changed.
                 Ok(None) => {}
                 Err(PullError::Broker(BrokerError::Gone)) => self.forget_subscription(name),
+                Err(PullError::Broker(BrokerError::Stale)) => self.outdated(&entry).await?,
                 Err(PullError::Broker(error)) => return Err(error.into()),
                 Err(PullError::Other(error)) => return Err(error),
             }
@@ -199,6 +200,7 @@ impl Connector {
             max_bytes: MAX_PULL_BYTES as u64,
             deadline_ms: lease::first_deadline_ms(asked_ms, self.max_lease_life_ms()),
             max_inflight: self.options.max_inflight_per_subscription,
+            record_version: entry.lease_version(),
         }
     }
 

@@ -96,6 +96,8 @@ impl Connector {
                 max_bytes: BATCH_BYTES,
                 deadline_ms: LEASE_MS,
                 max_inflight: self.options.max_inflight_per_subscription,
+                // None of its settings matter here.
+                record_version: 0,
             };
             let leased = match self.broker.lease(request).await {
                 Ok(leased) if leased.is_empty() => break,

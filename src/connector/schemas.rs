@@ -27,6 +27,7 @@ mod tests;
 
 pub use check::SchemaSpec;
 pub(super) use entry::SchemaEntry;
+pub(super) use topic::{Named, version};
 
 /// A revision of a schema as it is shown.
 #[derive(Debug, Clone, PartialEq)]
@@ -274,7 +275,10 @@ impl Connector {
     /// Writes a schema and answers its newest revision; none when another change came first.
     async fn replace_schema(&self, schema: Schema, version: u64) -> Result<Option<SchemaView>, Error> {
         match self.write_schema(&schema, Expect::Version(version)).await {
-            Ok(_) => latest(&schema, Detail::Full).map(Some),
+            Ok(_) => {
+                self.renew_topics_of(&schema.name).await?;
+                latest(&schema, Detail::Full).map(Some)
+            }
             Err(BrokerError::Conflict(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -288,7 +292,7 @@ impl Connector {
         for _ in 0..CHANGE_TRIES {
             let (_, version) = self.read_schema(name).await?;
             if self.delete_record(Kind::Schema, name.as_str(), version, Effect::None).await? {
-                return Ok(());
+                return self.renew_topics_of(name).await;
             }
         }
         Err(Error::Contended)

@@ -2,6 +2,8 @@
 
 pub(super) mod lane;
 
+use std::sync::Arc;
+
 use super::{
     AckFailure, Connector, Error, Scope, SubscriptionEntry,
     ack_id::{AckId, AckIdError},
@@ -31,7 +33,7 @@ impl Connector {
         let entry = self.subscription(name).await?;
         let channel = self.delivery.channel(&entry.queue);
         let outcomes = self.acknowledge_on(&entry, &channel, ack_ids).await?;
-        verdict(&entry, ack_ids, &outcomes)
+        self.verdict(entry, ack_ids, &outcomes).await
     }
 
     /// Moves the deadlines of deliveries to `seconds` from now; 0 gives the messages back as failed deliveries.
@@ -46,7 +48,7 @@ impl Connector {
         let entry = self.subscription(name).await?;
         let channel = self.delivery.channel(&entry.queue);
         let outcomes = self.modify_on(&entry, &channel, ack_ids, |_| deadline_ms).await?;
-        verdict(&entry, ack_ids, &outcomes)
+        self.verdict(entry, ack_ids, &outcomes).await
     }
 
     /// Checks one deadline of a ModifyAckDeadline; answers milliseconds.
@@ -145,6 +147,22 @@ impl Connector {
         Ok(read)
     }
 
+    /// What a unary call answers.
+    async fn verdict(&self, entry: Arc<SubscriptionEntry>, ack_ids: &[String], outcomes: &[Outcome]) -> Result<(), Error> {
+        if outcomes.iter().all(|outcome| *outcome == Outcome::Done) {
+            return Ok(());
+        }
+        // The broker's part in it is that of the settings now.
+        if self.current(entry).await?.subscription.enable_exactly_once_delivery {
+            let failed = ack_ids.iter().zip(outcomes).filter_map(|(id, outcome)| Some((cut(id), failure(*outcome)?)));
+            return Err(Error::AckIds(failed.collect()));
+        }
+        if outcomes.contains(&Outcome::Retry) {
+            return Err(undecided());
+        }
+        Ok(())
+    }
+
     /// The broker's answer; a queue that is gone means a subscription that was deleted.
     fn known(&self, entry: &SubscriptionEntry, answer: Result<Vec<Outcome>, BrokerError>) -> Result<Vec<Outcome>, Error> {
         match answer {
@@ -187,21 +205,6 @@ fn merge(outcomes: Vec<Outcome>, invalid: &[usize]) -> Vec<Outcome> {
             return merged;
         }
     }
-}
-
-/// What a unary call answers.
-fn verdict(entry: &SubscriptionEntry, ack_ids: &[String], outcomes: &[Outcome]) -> Result<(), Error> {
-    if outcomes.iter().all(|outcome| *outcome == Outcome::Done) {
-        return Ok(());
-    }
-    if entry.subscription.enable_exactly_once_delivery {
-        let failed = ack_ids.iter().zip(outcomes).filter_map(|(id, outcome)| Some((cut(id), failure(*outcome)?)));
-        return Err(Error::AckIds(failed.collect()));
-    }
-    if outcomes.contains(&Outcome::Retry) {
-        return Err(undecided());
-    }
-    Ok(())
 }
 
 fn failure(outcome: Outcome) -> Option<AckFailure> {

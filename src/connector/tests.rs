@@ -13,10 +13,12 @@ use crate::{
         Broker, LeaseRequest, Leased, QueueRef, Session,
         embedded::{Clock, Embedded},
         next_session_id,
+        redis::{Options as StoreOptions, Redis, tests::server::empty_database},
     },
     model::{EncodedMessage, Subscription, SubscriptionName, Topic, TopicName},
 };
 
+mod nodes;
 mod publish;
 mod snapshots;
 mod subscriptions;
@@ -66,8 +68,15 @@ impl Rig {
 
     async fn lease_from(&self, queue: QueueRef) -> Vec<Leased> {
         let session = Session::new(next_session_id());
-        let request =
-            LeaseRequest { queue, session, max_messages: 100, max_bytes: 1 << 20, deadline_ms: 10_000, max_inflight: 1000 };
+        let request = LeaseRequest {
+            queue,
+            session,
+            max_messages: 100,
+            max_bytes: 1 << 20,
+            deadline_ms: 10_000,
+            max_inflight: 1000,
+            record_version: 0,
+        };
         self.broker.lease(request).await.unwrap()
     }
 

@@ -248,6 +248,30 @@ impl Connector {
         Err(Error::Contended)
     }
 
+    /// Writes a topic's record again as it is, so that other nodes read it, and what it names, before they take its next
+    /// message. One that is gone needs nothing.
+    pub(super) async fn renew_topic(&self, name: &TopicName) -> Result<(), Error> {
+        for _ in 0..CHANGE_TRIES {
+            let (topic, version) = match self.read_topic(name).await {
+                Err(Error::NotFound(_)) => return Ok(()),
+                found => found?,
+            };
+            let change = Change {
+                kind: Kind::Topic,
+                name: name.to_string(),
+                expect: Expect::Version(version),
+                body: Some(record::encode(&topic)?),
+                effect: Effect::OpenTopic(config(&topic)),
+            };
+            match self.catalog.change(change).await {
+                Ok(_) | Err(BrokerError::Gone) => return Ok(()),
+                Err(BrokerError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::Contended)
+    }
+
     /// Deletes a topic. Its subscriptions live on with the messages they have and nothing new.
     ///
     /// # Errors

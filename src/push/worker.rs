@@ -148,10 +148,17 @@ impl Worker {
                 max_bytes: u64::MAX,
                 deadline_ms: (self.timeout() + LEASE_MARGIN).as_millis() as u64,
                 max_inflight: self.connector.options().max_inflight_per_subscription,
+                record_version: self.entry.lease_version(),
             };
-            match slot.broker.lease(request).await?.into_iter().next() {
-                Some(leased) => self.start(slot, leased),
-                None => return Ok(Some(slot)),
+            match slot.broker.lease(request).await.map(|leased| leased.into_iter().next()) {
+                Ok(Some(leased)) => self.start(slot, leased),
+                Ok(None) => return Ok(Some(slot)),
+                Err(BrokerError::Stale) => {
+                    self.idle.push(slot);
+                    let outdated = self.connector.outdated(&self.entry).await;
+                    outdated.map_err(|error| BrokerError::Unavailable(error.to_string()))?;
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(None)

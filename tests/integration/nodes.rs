@@ -5,13 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use landline::api::proto::pubsub::{DeadLetterPolicy, PushConfig, StreamingPullRequest, Subscription};
+use landline::api::proto::pubsub::{
+    CreateSchemaRequest, DeadLetterPolicy, DeleteSchemaRequest, Encoding, PushConfig, Schema, SchemaSettings,
+    StreamingPullRequest, Subscription, Topic, UpdateTopicRequest, schema::Type,
+};
 use tonic::Code;
 
 use crate::{
     aging::library,
     fixture::{
-        Api, Backend, Fixture, eventually, message,
+        Api, Backend, Fixture, eventually, mask, message,
         message::{Build, texts},
         node::{Node, NodeSpec},
         ports,
@@ -27,6 +30,8 @@ for_two_nodes!(
     a_nack_through_another_node_redelivers_and_keeps_the_order,
     a_key_stays_with_one_node_at_a_time,
     changes_on_one_node_are_seen_on_the_other,
+    a_changed_topic_is_in_force_on_the_other_node_at_once,
+    a_changed_subscription_is_in_force_on_the_other_node_at_once,
     the_inflight_cap_holds_over_all_nodes,
     a_dead_node_blocks_nobody,
     clocks_that_differ_make_no_difference,
@@ -143,6 +148,57 @@ async fn changes_on_one_node_are_seen_on_the_other(backend: Backend) {
         here.delete_topic(&topic).await;
         let publish = crate::fixture::api::publish_request(&topic, [message("x")]);
         assert_eq!(there.fails(publish).await, Code::NotFound);
+    }
+}
+
+/// Updates that were answered are in force: a schema, its absence, and its deletion.
+async fn a_changed_topic_is_in_force_on_the_other_node_at_once(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (here, there) = both(&fixture, &api).await;
+    let name = api.topic("topic");
+    here.ok(Topic { name: name.clone(), ..Default::default() }).await;
+    let definition = r#"{"type":"record","name":"R","fields":[{"name":"a","type":"int"}]}"#.to_owned();
+    let schema = Schema { r#type: Type::Avro as i32, definition, ..Default::default() };
+    let schema = CreateSchemaRequest { parent: api.parent(), schema: Some(schema), schema_id: "schema".into() };
+    let update = async |settings: Option<SchemaSettings>| {
+        let topic = Topic { name: name.clone(), schema_settings: settings, ..Default::default() };
+        here.ok(UpdateTopicRequest { topic: Some(topic), update_mask: Some(mask(&["schema_settings"])) }).await;
+    };
+    let publish = |text: &str| crate::fixture::api::publish_request(&name, [message(text)]);
+    for round in 0..60 {
+        let made = here.ok(schema.clone()).await;
+        let settings = SchemaSettings { schema: made.name.clone(), encoding: Encoding::Json as i32, ..Default::default() };
+        // So that the node remembers the topic as it was.
+        there.ok(publish("anything")).await;
+        update(Some(settings)).await;
+        assert_eq!(there.fails(publish("anything")).await, Code::InvalidArgument, "round {round}");
+        there.ok(publish(r#"{"a":1}"#)).await;
+        here.ok(DeleteSchemaRequest { name: made.name }).await;
+        assert_eq!(there.fails(publish(r#"{"a":1}"#)).await, Code::FailedPrecondition, "round {round}");
+        update(None).await;
+        there.ok(publish("anything")).await;
+    }
+}
+
+/// What the other node leases right after an update was answered follows it, also on a stream that is open.
+async fn a_changed_subscription_is_in_force_on_the_other_node_at_once(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let dead = api.create_topic("dead").await;
+    let (topic, subscription) = api.pair().await;
+    let (here, there) = both(&fixture, &api).await;
+    let mut stream = there.stream(&subscription).await;
+    let policy = DeadLetterPolicy { dead_letter_topic: dead, max_delivery_attempts: 5 };
+    for round in 0..60 {
+        let on = round % 2 == 0;
+        here.update_subscription(&subscription, &["dead_letter_policy"], |s| s.dead_letter_policy = on.then(|| policy.clone()))
+            .await
+            .unwrap();
+        there.publish_texts(&topic, &["m"]).await;
+        let received = stream.message().await;
+        assert_eq!(received.delivery_attempt, i32::from(on), "round {round}");
+        stream.ack(&received);
     }
 }
 

@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     broker::{
         Expect, Target,
-        rig::{self, START_MS, account, change, retry, text},
+        rig::{self, START_MS, account, change, ledger, retry, text},
     },
     model::EncodedMessage,
 };

@@ -33,6 +33,9 @@ use crate::{
 const CONNECT_WAIT: Duration = Duration::from_millis(250);
 /// Longest time for one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same with TLS. Its handshake takes more round trips and some milliseconds of work on both sides, and a server that was
+/// started again does it one after the other with all its clients; an attempt that is given up makes that work anew.
+const TLS_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A server that has not answered for this long is given up. Longer than any function runs, and than a 10 MB publish takes.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts.
@@ -425,6 +428,10 @@ impl Shards {
         link
     }
 
+    fn connect_timeout(&self) -> Duration {
+        if self.address.tls { TLS_CONNECT_TIMEOUT } else { CONNECT_TIMEOUT }
+    }
+
     /// Waits for the first attempt, and tells what is wrong.
     async fn first_connection(&self, link: &Link) -> Result<(), BrokerError> {
         let mut changes = link.live.subscribe();
@@ -436,7 +443,7 @@ impl Shards {
                 biased;
                 arrived = changes.wait_for(Option::is_some) => if arrived.is_ok() { return Ok(()) },
                 () = failed => {}
-                () = tokio::time::sleep(CONNECT_TIMEOUT * 3) => {}
+                () = tokio::time::sleep(self.connect_timeout() * 3) => {}
             }
         }
         self.stop.cancel();
@@ -453,7 +460,7 @@ impl Shards {
         let unavailable = |e: RedisError| BrokerError::Unavailable(format!("{endpoint}: {e}"));
         let client = self.address.client(&endpoint)?;
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_connection_timeout(Some(self.connect_timeout()))
             .set_response_timeout(Some(RESPONSE_TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(unavailable)?;
         if lane == Lane::Calls {
@@ -470,8 +477,8 @@ impl Shards {
             let asked = async {
                 let client = self.address.sentinel(sentinel)?;
                 let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    .set_response_timeout(Some(CONNECT_TIMEOUT));
+                    .set_connection_timeout(Some(self.connect_timeout()))
+                    .set_response_timeout(Some(self.connect_timeout()));
                 let mut connection = client
                     .get_multiplexed_async_connection_with_config(&config)
                     .await
@@ -594,8 +601,8 @@ impl Shards {
             let asked = async {
                 let client = self.address.client(&endpoint)?;
                 let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    .set_response_timeout(Some(CONNECT_TIMEOUT));
+                    .set_connection_timeout(Some(self.connect_timeout()))
+                    .set_response_timeout(Some(self.connect_timeout()));
                 let mut connection = client
                     .get_multiplexed_async_connection_with_config(&config)
                     .await

@@ -147,8 +147,9 @@ impl Engine {
             .arg(request.deadline_ms)
             .arg(most(request.max_inflight))
             .arg(others)
-            .arg(u8::from(waits));
-        let answer = match self.shards.call(queue.slot, &Request::One(call)).await {
+            .arg(u8::from(waits))
+            .arg(request.record_version);
+        let mut answer = match self.shards.call(queue.slot, &Request::One(call)).await {
             Ok(values) => array(values)?,
             Err(failure) => {
                 queue.fed(session);
@@ -158,13 +159,17 @@ impl Engine {
                 return Err(failure.into());
             }
         };
-        let picked = answer.iter().skip(4).map(|v| Picked::read(bytes(v)?)).collect::<Result<Vec<_>, _>>()?;
         let mut from = Reader(answer.get(3).map(bytes).transpose()?.unwrap_or_default());
         let (lease, deadline_at_ms, max_attempts) = (from.u64()?, from.u64()?, from.u32()?);
+        // Whether exactly-once and ordered; then how many payloads of the first chunks are given along, which version 1 did not.
+        from.bytes(2)?;
+        let given = usize::from(from.u8().unwrap_or(0));
+        let given = answer.split_off(answer.len().saturating_sub(given));
+        let picked = answer.iter().skip(4).map(|v| Picked::read(bytes(v)?)).collect::<Result<Vec<_>, _>>()?;
         if !picked.is_empty() {
             queue.fed(session);
         }
-        let read = self.read(&queue, picked.iter().map(|p| (&p.stored, &p.set))).await;
+        let read = self.read(&queue, picked.iter().map(|p| (&p.stored, &p.set)), given).await;
         let leased = read.map(|messages| {
             let mut leased = Vec::new();
             for (picked, messages) in picked.iter().zip(messages) {
@@ -187,21 +192,22 @@ impl Engine {
         leased
     }
 
-    /// Reads the payloads of several chunks in one go. Nothing stands for a chunk whose payload is gone.
+    /// Reads the payloads of several chunks in one go; those of the first are `given`, whole. Nothing stands for a chunk whose
+    /// payload is gone.
     pub(super) async fn read<'a>(
         self: &Arc<Self>,
         queue: &QueueView,
         chunks: impl Iterator<Item = (&'a Stored, &'a Set)> + Clone,
+        mut given: Vec<Value>,
     ) -> Result<Vec<Option<Vec<Bytes>>>, BrokerError> {
         let mut commands = Vec::new();
-        for (stored, set) in chunks.clone() {
+        for (stored, set) in chunks.clone().skip(given.len()) {
             reads(&queue.key, stored, set, &mut commands);
         }
-        if commands.is_empty() {
-            return Ok(Vec::new());
+        if !commands.is_empty() {
+            given.extend(self.shards.call(queue.slot, &Request::Many(commands)).await?);
         }
-        let values = self.shards.call(queue.slot, &Request::Many(commands)).await?;
-        let mut values = values.into_iter();
+        let mut values = given.into_iter();
         let mut read = Vec::new();
         for (stored, set) in chunks {
             read.push(assemble(stored, set, &mut values)?);
@@ -252,7 +258,7 @@ impl Engine {
             let token = LeaseToken { transaction: stored.chunk, sequence, lease, attempt: u32::from(failures) };
             taken.push((stored, set, token, u32::from(counted)));
         }
-        let messages = self.read(&queue, taken.iter().map(|(stored, set, _, _)| (stored, set))).await?;
+        let messages = self.read(&queue, taken.iter().map(|(stored, set, _, _)| (stored, set)), Vec::new()).await?;
         let letters = taken.into_iter().zip(messages).filter_map(|((stored, _, token, attempts), messages)| match messages {
             Some(mut messages) => Some(DeadLetter { token, attempts, message: messages.pop()? }),
             None => {

@@ -7,7 +7,7 @@ use crate::broker::BrokerError;
 /// Version of the library's functions: raised with every change of what they take or answer. It is part of their names, so
 /// that nodes of two versions work on the same data side by side, each with its own functions. What is stored has a version
 /// of its own (`FORMAT` in `lua/library.lua`), which every function checks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The library's text; the order matters, later parts use the local functions of earlier ones.
 const PARTS: [&str; 11] = [
@@ -37,7 +37,7 @@ pub fn text_of(version: u32) -> String {
 }
 
 /// The version, and a sum of the text: builds of one version may differ in it while they are developed.
-fn own_version() -> String {
+pub fn own_version() -> String {
     format!("{VERSION}.{:08x}", crc32c::crc32c(PARTS.concat().as_bytes()))
 }
 

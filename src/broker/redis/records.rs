@@ -242,7 +242,33 @@ impl Engine {
         let mut end = function("landline_end_change", &[CATALOG]);
         end.arg(kind).arg(name).arg(version).arg(registered).arg(events_channel(self.shards.database())).arg(u8::from(given_up));
         self.catalog(end).await?;
+        if done.is_ok() && !creates {
+            self.renew(version, effect).await?;
+        }
         done
+    }
+
+    /// Tells queue or topic that a record was written, so that nodes that act on an older one are refused there. Only now,
+    /// because they read the record then, and before the change is answered.
+    async fn renew(&self, version: u64, effect: &Effect) -> Result<(), BrokerError> {
+        let renewed = match effect {
+            Effect::OpenTopic(config) => self.on_topic(&topic_key(&config.topic), "landline_renew_topic", |_| {}).await,
+            Effect::OpenQueue(QueueConfig { queue, .. }) | Effect::DetachQueue(queue) => self.renew_queue(queue, version).await,
+            Effect::CloseQueue(queue) => self.renew_queue(queue, NEVER).await,
+            Effect::None | Effect::CloseTopic(_) | Effect::TakeSnapshot { .. } | Effect::DropSnapshot { .. } => return Ok(()),
+        };
+        match renewed {
+            // It was deleted meanwhile, or is purged already.
+            Ok(_) | Err(BrokerError::Gone) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    async fn renew_queue(&self, queue: &QueueRef, version: u64) -> Result<Vec<Value>, BrokerError> {
+        let call = |call: &mut redis::Cmd, _| {
+            call.arg(version);
+        };
+        self.on_queue(&self.queue(queue), "landline_renew_queue", call).await
     }
 
     /// Carries out a change's effect. May be repeated.

@@ -159,10 +159,17 @@ impl Engine {
         let retention = if let Some(Value::Int(ms)) = info.first() { *ms as u64 } else { 0 };
         match target {
             SeekTarget::Time(time_ms) if retention == 0 => {
-                let call = |call: &mut Cmd, _| {
-                    call.arg(time_ms.min(NEVER));
-                };
-                self.on_queue(&view, "landline_seek_time", call).await?;
+                let mut from = 0;
+                loop {
+                    let call = |call: &mut Cmd, _| {
+                        call.arg(time_ms.min(NEVER)).arg(from);
+                    };
+                    let answer = self.on_queue(&view, "landline_seek_time", call).await?;
+                    match answer.get(3) {
+                        Some(Value::Int(next @ 1..)) => from = *next,
+                        _ => break,
+                    }
+                }
             }
             SeekTarget::Time(time_ms) => {
                 let sources = self.log_since(&topic, queue.incarnation, |entry, now| {

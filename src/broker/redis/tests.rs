@@ -6,7 +6,7 @@ mod model;
 mod nodes;
 mod proxy;
 mod rounds;
-mod server;
+pub mod server;
 mod trouble;
 
 // The very tests of the embedded engine: both must keep the same promises.
@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 use crate::{
     broker::{
-        Effect, Expect, QueueConfig, Target, next_session_id,
+        Effect, Expect, QueueConfig, Target, TopicConfig, next_session_id,
         rig::{self, START_MS, account, change, lease_request, ledger, retry, text},
     },
     model::EncodedMessage,

@@ -237,7 +237,8 @@ async fn published_messages_follow_the_newest_revision_that_fits_and_say_which()
     let entry = rig.connector.topic(&topic()).await.unwrap();
     let messages: Vec<_> =
         [r#"{"a":1}"#, r#"{"a":1,"b":2}"#].map(|data| EncodedMessage::encode(data.as_bytes(), [("own", "1")], "k")).into();
-    let checked = rig.connector.follow_schema(&entry.topic, messages).await.unwrap();
+    let named = rig.connector.named_schema(&entry.topic).await.unwrap();
+    let checked = rig.connector.follow_schema(&entry.topic, &named, messages).await.unwrap();
     for (message, revision) in checked.iter().zip([&first, &second]) {
         let attributes = message.attribute_map();
         assert_eq!(attributes["googclient_schemaencoding"], "JSON");

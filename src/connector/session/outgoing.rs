@@ -130,6 +130,7 @@ impl Outgoing {
             max_bytes: budget.bytes,
             deadline_ms: lease::first_deadline_ms(deadline_ms, self.connector.max_lease_life_ms()),
             max_inflight: self.connector.options.max_inflight_per_subscription,
+            record_version: entry.lease_version(),
         };
         match self.connector.broker.lease(request).await {
             Ok(leased) => {
@@ -141,6 +142,14 @@ impl Outgoing {
             Err(BrokerError::Gone) if self.gone < MAX_GONE => {
                 self.gone += 1;
                 self.connector.forget_subscription(&self.shared.entry().subscription.name);
+                Ok(Vec::new())
+            }
+            // The incoming half looks it up and tells this one.
+            Err(BrokerError::Stale) => {
+                self.connector.outdated(&entry).await?;
+                if !entry.is_retired() {
+                    self.attached.session.wake();
+                }
                 Ok(Vec::new())
             }
             Err(error) => Err(error.into()),

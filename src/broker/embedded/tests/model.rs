@@ -1,8 +1,10 @@
-//! Random operations against the account, and what only this engine has: restarts, checkpoints and a log to tidy.
+//! Random operations against the account, what only this engine has: restarts, checkpoints and a log to tidy, and operations
+//! of several callers at once against the ledger.
 
 use std::path::Path;
 
 use account::{Account, Kinds, kinds};
+use ledger::Plan;
 use proptest::prelude::*;
 
 use super::*;
@@ -78,5 +80,14 @@ proptest! {
         let directory = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(run(steps, kinds, Some(directory.path())));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn callers_at_once_break_no_promise() {
+    for seed in ledger::seeds() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rig = Rig::on_disk(folder.path()).await;
+        ledger::run(&mut rig, &[], Plan::of(seed, 4, 200), seed, |_| {}).await;
     }
 }

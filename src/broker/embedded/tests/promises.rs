@@ -323,6 +323,7 @@ async fn budgets_and_the_inflight_cap_bound_a_lease() {
         max_bytes: 1,
         deadline_ms: 10_000,
         max_inflight: 3,
+        record_version: 0,
     };
     assert_eq!(rig.broker.lease(request.clone()).await.unwrap().len(), 1);
     let request = LeaseRequest { max_bytes: u64::MAX, ..request };
@@ -383,4 +384,28 @@ async fn use_of_a_queue_is_noted_and_looking_at_it_is_not_use() {
     assert_eq!(active(&rig).await, 2000);
     rig.broker.touch(&queue).await.unwrap();
     assert_eq!(active(&rig).await, 3000);
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_does_not_come_back_once_it_is_retained_no_longer() {
+    let mut rig = Rig::new().await;
+    let queue = rig.queue(1, |c| c.retain_acked = true).await;
+    rig.publish(&["a", "b", "c"]).await;
+    // More publishes than are looked at in one go.
+    for n in 0..1100 {
+        rig.publish(&[&format!("m{n}")]).await;
+    }
+    let leased = rig.pull(&queue, 2000).await;
+    assert_eq!(leased.len(), 1103);
+    let (kept, rest): (Vec<_>, Vec<_>) = leased.into_iter().partition(|l| ["b", "m500", "m1099"].contains(&text(l).as_str()));
+    rig.ack(&queue, &rest).await;
+    rig.broker.seek(&queue, SeekTarget::Time(1)).await.unwrap();
+    let leased = rig.pull(&queue, 2000).await;
+    assert_eq!(leased.len(), 1103);
+    let rest: Vec<_> = leased.into_iter().filter(|l| !kept.iter().any(|k| text(k) == text(l))).collect();
+    rig.ack(&queue, &rest).await;
+
+    rig.queue(1, |c| c.retain_acked = false).await;
+    rig.broker.seek(&queue, SeekTarget::Time(1)).await.unwrap();
+    assert_eq!(rig.texts(&queue, 2000).await, ["b", "m500", "m1099"]);
 }

@@ -1,9 +1,11 @@
 -- ------------------------------------------------------------------------------------------------------------- publishing
+local read_topic, write_topic, read_part, complete, trim_log
+do -- see library.lua
 
 local TOPIC = '<I8I8I8I1I8I4I8'
 
 -- With `lane`, what that lane's last publish got is read too.
-local function read_topic(key, header, lane)
+function read_topic(key, header, lane)
     local set_ms, node = struct.unpack('<i8c4', header)
     local stored = redis.call('HMGET', key, 'v', 's', lane and 'w:' .. lane or 'v')
     if not stored[2] then return nil, redis.error_reply('LLGONE no such topic') end
@@ -14,7 +16,7 @@ local function read_topic(key, header, lane)
         logged = false, repeated = false, lane = stored[3] }
 end
 
-local function write_topic(t, ...)
+function write_topic(t, ...)
     redis.call('HSET', t.key, 's', struct.pack(TOPIC, t.last_id, t.last_ms, t.version, t.closed and 1 or 0, t.retention, t.snapshots,
         t.next_seq), ...)
 end
@@ -43,19 +45,19 @@ local function enqueue(q, e)
 end
 
 -- What a chunk is, as the caller sends it: payload id, count, bytes without the seals, flags, ordering keys.
-local function read_part(text)
+function read_part(text)
     local payload, n, raw, flags, length, at = struct.unpack('<c8I2I4I1I2', text)
     return { payload = payload, n = n, raw = raw, flags = flags, id = 0, ms = 0, bytes = 0, before = 0,
         keys = length > 0 and sub(text, at, at + length - 1) or '' }
 end
 
-local function complete(e, id, ms)
+function complete(e, id, ms)
     e.id, e.ms = id, ms
     e.bytes = e.raw + e.n * seal_bytes(e)
 end
 
 -- Forgets up to `count` old chunks of the topic's log; answers whether there may be more.
-local function trim_log(t, count)
+function trim_log(t, count)
     if t.snapshots > 0 then return false end
     local name = t.key .. ':cx'
     local rows = redis.call('XRANGE', name, '-', '+', 'COUNT', count)
@@ -229,3 +231,5 @@ register('landline_publish', publish)
 register('landline_begin_publish', begin_publish)
 register('landline_put', put)
 register('landline_put_log', put_log)
+
+end

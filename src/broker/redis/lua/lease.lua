@@ -1,14 +1,20 @@
 -- ---------------------------------------------------------------------------------------------------------------- leasing
+local seal_bytes, offsets, register_waiting
+do -- see library.lua
+
+-- Payloads up to so many bytes together, of so many chunks, are given along: copying more through Lua costs more than a call.
+local INLINE_BYTES = 16384
+local INLINE_CHUNKS = 20
 
 -- Bytes that sealing adds to each message of a chunk: the id in decimal and the publish time.
-local function seal_bytes(e)
+function seal_bytes(e)
     local nanos = e.ms % 1000 * 1000000
     local length = nanos < 128 and 1 or nanos < 16384 and 2 or nanos < 2097152 and 3 or nanos < 268435456 and 4 or 5
     return 2 + #text_of(e.id) + 4 + 5 + length
 end
 
 -- End offsets of the messages `lo` to `hi`, with the end of the one before at `lo - 1`.
-local function offsets(q, e, lo, hi)
+function offsets(q, e, lo, hi)
     local from = max(lo - 1, 0)
     local text = redis.call('GETRANGE', payload_key(q, e.payload), from * 4, hi * 4 + 3)
     local ends = { [-1] = 0 }
@@ -235,15 +241,15 @@ end
 
 local function lease_fresh(q, pick)
     if not wants(pick) or q.cur >= q.next_seq then return end
-    -- About as many entries as the messages wanted are in, because those read in vain cost as much.
-    local entries = redis.call('XLEN', q.key .. ':cx')
-    local batch = max(min(ceil(pick.left * entries / max(q.stored, 1)), pick.left, 100), 1)
+    -- The first entry tells about how many the messages wanted are in: those read in vain cost as much.
+    local batch, size = 1, 1
     while wants(pick) and q.cur < q.next_seq do
         local rows = redis.call('XRANGE', q.key .. ':cx', q.cur, '+', 'COUNT', batch)
         for _, row in ipairs(rows) do
             if not wants(pick) then return end
             local e = read_entry(row)
             if e.c ~= q.cur then q.cur, q.skip = e.c, 0 end
+            size = e.n
             local stop = lease_entry(q, pick, e)
             if stop < e.n then
                 q.skip = stop
@@ -255,8 +261,7 @@ local function lease_fresh(q, pick)
             if wants(pick) then q.cur, q.skip = q.next_seq, 0 end
             return
         end
-        batch = min(pick.left, 100)
-        if batch < 1 then return end
+        batch = min(ceil(pick.left / size), 100)
     end
 end
 
@@ -291,17 +296,34 @@ local function close_part(q, pick, c, answer)
     end
     answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id, chunk.flags, from, to,
         #part.redelivered) .. pack_set(set) .. part.redelivered
+    return to == 0
 end
 
-local function register_waiting(q)
+-- Adds the first payloads to the answer, while they are whole and small: that spares the node another call. Answers how many.
+local function add_payloads(q, pick, wholes, answer)
+    local count, room = 0, INLINE_BYTES
+    for at = 1, min(wholes, INLINE_CHUNKS) do
+        local chunk = pick.parts[pick.order[at]].chunk
+        room = room - chunk.bytes
+        local payload = room >= 0 and redis.call('GET', payload_key(q, chunk.payload))
+        if not payload then break end
+        answer[#answer + 1] = payload
+        count = at
+    end
+    return count
+end
+
+function register_waiting(q)
     q.waiting = q.waiting + redis.call('ZADD', q.key .. ':wt', 'NX', q.now, q.node)
 end
 
 -- args: header, session, max messages, max bytes, deadline, max in flight, other waiting sessions of the node, '1' when this
--- session waits too if it gets nothing
+-- session waits too if it gets nothing, version of the record that the caller acts on or 0
 local function lease(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
+    local version = tonumber(args[9])
+    if version > 0 and version < q.version then return redis.error_reply('LLSTALE record') end
     q.used = q.now
     advance(q)
     flush_lists(q)
@@ -314,13 +336,17 @@ local function lease(keys, args)
         pick.left = min(pick.left, max(ceil(available(q) / (others + q.waiting + 1)), 1))
     end
     if pick.left > 0 then lease_all(q, pick) end
+    local wholes, inlined = 0, 0
     if pick.count > 0 then
         q.lease = q.lease + 1
         q.out = q.out + pick.count
         by(q, pick.deadline)
         -- Keys are picked in any order, but one key's messages must leave in theirs.
         if q.ordered then table.sort(pick.order) end
-        for _, c in ipairs(pick.order) do close_part(q, pick, c, answer) end
+        for at, c in ipairs(pick.order) do
+            if close_part(q, pick, c, answer) and wholes == at - 1 then wholes = at end
+        end
+        inlined = add_payloads(q, pick, wholes, answer)
     end
     if (pick.count == 0 and args[8] == '1') or others > 0 then register_waiting(q) end
     local number = q.lease
@@ -328,7 +354,9 @@ local function lease(keys, args)
     answer[1] = head
     answer[2] = ended
     answer[3] = owners
-    answer[4] = struct.pack('<I8I8I4I1I1', number, pick.deadline, q.max_attempts, q.once and 1 or 0, q.ordered and 1 or 0)
+    answer[4] = struct.pack('<I8I8I4I1I1I1', number, pick.deadline, q.max_attempts, q.once and 1 or 0, q.ordered and 1 or 0, inlined)
     return answer
 end
 register('landline_lease', lease, 'allow-oom')
+
+end

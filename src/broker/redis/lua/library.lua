@@ -5,7 +5,9 @@
 --   * a function reads what it needs, changes tables in memory, and writes everything back in `flush`, so the number of
 --     commands grows with the chunks touched, not with the messages;
 --   * message payloads never pass through here;
---   * numbers are doubles: everything stays below 2^53; opaque ids are strings of 8 bytes.
+--   * numbers are doubles: everything stays below 2^53; opaque ids are strings of 8 bytes;
+--   * a function of Lua has room for 200 local names, and the library is one: a part whose names the later ones don't need
+--     is a block, and names what they do need before it.
 
 local FORMAT = '1'
 local INFINITE = 9007199254740991

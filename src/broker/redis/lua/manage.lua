@@ -1,4 +1,6 @@
 -- ---------------------------------------------------------------------------------------------- topics and queues come and go
+local drop_deliveries
+do -- see library.lua
 
 -- args: header, retention in ms or 0
 local function open_topic(keys, args)
@@ -79,25 +81,24 @@ end
 -- args: header, ordered, exactly once, retry min, retry max, attempts, retention, retain acked, topic key, subscription name
 local function open_queue(keys, args)
     local set_ms, node = struct.unpack('<i8c4', args[1])
-    local config = pack_config(tonumber(args[2]), tonumber(args[3]), tonumber(args[4]), tonumber(args[5]), tonumber(args[6]),
-        tonumber(args[7]), tonumber(args[8]), 0)
     local q, err = open_at(keys[1], args[1])
-    if not q then
+    local retained = false
+    if q then
+        retained = q.retain
+    else
         if redis.call('EXISTS', keys[1]) == 1 then return err end
         local now = clock(set_ms)
-        q = fresh_queue(keys[1], node, 0)
+        q = fresh_queue(keys[1], node)
         q.now, q.last, q.lease, q.used = now, now, now * 1000, now
-        redis.call('HSET', keys[1], 'v', FORMAT, 'c', config, 't', args[9], 'n', args[10])
-        read_config(q, config)
-        return { finish(q, false) }
+        redis.call('HSET', keys[1], 'v', FORMAT, 't', args[9], 'n', args[10])
     end
-    local detached = q.detached
-    read_config(q, config)
-    q.detached = detached
+    q.ordered, q.once, q.retry_min, q.retry_max = args[2] == '1', args[3] == '1', tonumber(args[4]), tonumber(args[5])
+    q.max_attempts, q.retention, q.retain = tonumber(args[6]), tonumber(args[7]), args[8] == '1'
+    write_config(q)
     q.used = q.now
     advance(q)
-    redis.call('HSET', q.key, 'c', pack_config(q.ordered and 1 or 0, q.once and 1 or 0, q.retry_min, q.retry_max, q.max_attempts,
-        q.retention, q.retain and 1 or 0, detached and 1 or 0))
+    -- What was acknowledged and kept is kept no longer.
+    if retained and not q.retain then q.trim = max(q.trim, q.cur) end
     q.due = q.now -- retention may be shorter now
     if q.max_attempts == 0 then
         -- Attempts count only while there is a policy.
@@ -112,7 +113,7 @@ local function open_queue(keys, args)
 end
 
 -- Ends every delivery and forgets what was remembered of single messages.
-local function drop_deliveries(q)
+function drop_deliveries(q)
     for _, text in ipairs(redis.call('HKEYS', q.key .. ':ch')) do
         local c = tonumber(text)
         for _, lease in ipairs((get_chunk(q, c) or { leases = {} }).leases) do end_lease(q, c, lease, lease.set) end
@@ -134,9 +135,8 @@ local function detach_queue(keys, args)
         q.detached = true
         q.unacked, q.bytes, q.cur, q.skip = 0, 0, q.next_seq, 0
         q.trim, q.barrier = q.next_seq, q.lease + 1
-        redis.call('HSET', q.key, 'c', pack_config(q.ordered and 1 or 0, q.once and 1 or 0, q.retry_min, q.retry_max,
-            q.max_attempts, q.retention, 0, 1))
         q.retain = false
+        write_config(q)
         redis.call('UNLINK', q.key .. ':w')
         q.due = q.now
         for _, node in ipairs(redis.call('ZRANGE', q.key .. ':wt', 0, -1)) do
@@ -147,6 +147,27 @@ local function detach_queue(keys, args)
     end
     return { finish(q, false) }
 end
+
+-- The record of this version is written: who acts on an older one has to read it. args: header, version, or INFINITE when the
+-- record is deleted.
+local function renew_queue(keys, args)
+    local q, err = open_at(keys[1], args[1])
+    if not q then return err end
+    q.version = max(q.version, tonumber(args[2]))
+    write_config(q)
+    return { finish(q, false) }
+end
+register('landline_renew_queue', renew_queue, 'allow-oom')
+
+-- The same for a topic, where the route's version tells it.
+local function renew_topic(keys, args)
+    local t, err = read_topic(keys[1], args[1])
+    if not t then return err end
+    t.version = t.version + 1
+    write_topic(t)
+    return 'OK'
+end
+register('landline_renew_topic', renew_topic, 'allow-oom')
 
 -- Removes what a closed queue left, in steps. Answers whether there is more.
 local function purge(keys, args)
@@ -271,3 +292,5 @@ local function stats(keys, args)
     return { head, ended, owners, numbers }
 end
 register('landline_stats', stats, 'allow-oom')
+
+end

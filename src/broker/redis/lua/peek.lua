@@ -2,8 +2,7 @@
 -- Shows messages as they lie. Nothing is carried out that is due, and nothing is written: what a lease's end would change
 -- shows once it was swept.
 
--- In a function of its own: one has room for 200 local names, and the library's are nearly that many.
-local function register_peek()
+do -- see library.lua
 
 -- Entries of the index that one call looks at: about 1 ms of server time.
 local PEEK_ENTRIES = 200
@@ -137,4 +136,3 @@ end
 register('landline_peek', peek, 'no-writes')
 
 end
-register_peek()

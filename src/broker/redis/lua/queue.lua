@@ -1,20 +1,25 @@
 -- ---------------------------------------------------------------------------------------------------------- a queue's state
 
 local QUEUE = '<I8I8I4I8I8I8I8I8I8I8I8I8I8I8I4I1I8I8I8I8I8I8'
-local CONFIG = '<I1I1I8I8I4I8I1I1'
+local CONFIG = '<I1I1I8I8I4I8I1I1I8'
+-- Its length in the first version of the library, which had no version of the record at the end.
+local FIRST_CONFIG = 32
 local CHUNK = '<c8I2I2I4I8I8I1I2'
 local LEASE = '<I8c8I8I8I1'
 local ENTRY = '<c8I2I4I8I8I1I8I2'
 local RETRY = '<I2I2c1I8I8'
 local PLACE = '<I8I2'
 
-local function pack_config(ordered, once, retry_min, retry_max, attempts, retention, retain, detached)
-    return struct.pack(CONFIG, ordered, once, retry_min, retry_max, attempts, retention, retain, detached)
+local function write_config(q)
+    redis.call('HSET', q.key, 'c', struct.pack(CONFIG, q.ordered and 1 or 0, q.once and 1 or 0, q.retry_min, q.retry_max,
+        q.max_attempts, q.retention, q.retain and 1 or 0, q.detached and 1 or 0, q.version))
 end
 
 local function read_config(q, text)
+    if #text == FIRST_CONFIG then text = text .. ZERO end
     local ordered, once, retain, detached
-    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, retain, detached = struct.unpack(CONFIG, text)
+    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, retain, detached, q.version =
+        struct.unpack(CONFIG, text)
     q.ordered, q.once, q.retain, q.detached = ordered == 1, once == 1, retain == 1, detached == 1
 end
 
@@ -24,18 +29,41 @@ local function read_state(q, text)
         struct.unpack(QUEUE, text)
 end
 
--- A queue's table with room for all its fields, because a table that grows field by field is costly.
-local function fresh_queue(key, node, seen)
-    return {
-        key = key, node = node, seen = seen, now = 0, wakes = 0, expired = 0, dead = false, available = false,
-        ordered = false, once = false, retry_min = 0, retry_max = 0, max_attempts = 0, retention = 0, retain = false,
-        detached = false,
-        next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,
-        total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0, redelivered = 0, holes = 0, masked = 0, pinned = 0,
-        trim = 0, last = 0, used = 0,
-        chunks = {}, retries = {}, keys = {}, ended = {}, remote = {}, owners = {},
-        to_front = {}, to_back = {}, to_free = {}, to_owned = {}, to_park = {},
-    }
+-- The queue that a call works on, one at a time. Its table is used again and again: making one of this size would cost more than
+-- the rest of opening a queue.
+local current = {
+    key = '', node = '', seen = 0, now = 0, wakes = 0, expired = 0, dead = false, available = false,
+    ordered = false, once = false, retry_min = 0, retry_max = 0, max_attempts = 0, retention = 0, retain = false,
+    detached = false, version = 0,
+    next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,
+    total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0, redelivered = 0, holes = 0, masked = 0, pinned = 0,
+    trim = 0, last = 0, used = 0,
+    chunks = {}, retries = {}, keys = {}, ended = {}, remote = {}, owners = {},
+    to_front = {}, to_back = {}, to_free = {}, to_owned = {}, to_park = {},
+}
+-- What of it is filled by a call.
+local FILLED = { 'chunks', 'retries', 'keys', 'ended', 'remote', 'owners', 'to_front', 'to_back', 'to_free', 'to_owned', 'to_park' }
+
+-- Makes room for a queue whose configuration and state are read next.
+local function begin_queue(key, node, seen)
+    local q = current
+    q.key, q.node, q.seen = key, node, seen
+    q.wakes, q.expired, q.dead, q.available = 0, 0, false, false
+    for at = 1, #FILLED do
+        local name = FILLED[at]
+        if next(q[name]) then q[name] = {} end
+    end
+    return q
+end
+
+-- A queue that is new.
+local function fresh_queue(key, node)
+    local q = begin_queue(key, node, 0)
+    q.detached, q.version = false, 0
+    q.next_seq, q.cur, q.skip, q.barrier, q.floor, q.unacked, q.bytes, q.stored, q.out = 1, 1, 0, 0, 0, 0, 0, 0, 0
+    q.total, q.op, q.due, q.told, q.waiting, q.redelivered = 0, 0, INFINITE, INFINITE, 0, 0
+    q.holes, q.masked, q.pinned, q.trim = 0, 0, 0, 0
+    return q
 end
 
 local function pack_state(q)
@@ -50,8 +78,9 @@ local function open_at(key, header, now)
     local stored = redis.call('HMGET', key, 'v', 'c', 's')
     if not stored[3] then return nil, redis.error_reply('LLGONE no such queue') end
     if stored[1] ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
-    local q = fresh_queue(key, node, seen)
+    local q = begin_queue(key, node, seen)
     read_config(q, stored[2])
+    if q.version == INFINITE then return nil, redis.error_reply('LLGONE the queue is closed') end
     read_state(q, stored[3])
     q.now = now and max(now, q.last) or clock(set_ms, q.last)
     q.last = q.now

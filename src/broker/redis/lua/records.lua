@@ -1,4 +1,6 @@
 -- ---------------------------------------------------------------------------------------------------------------- records
+do -- see library.lua
+
 -- All records lie in one slot. A change with an effect on other slots is noted as an intent first, then its effect is
 -- carried out, then the record is written and the intent removed. Whoever meets an intent that was left behind carries it
 -- out and completes it: every effect may be repeated. So a crash leaves a change that nobody was told about, done or undone.
@@ -82,3 +84,5 @@ register('landline_begin_change', begin_change)
 register('landline_end_change', end_change, 'allow-oom')
 register('landline_list', list, 'no-writes')
 register('landline_version', function() return 'LANDLINE_VERSION' end, 'no-writes')
+
+end

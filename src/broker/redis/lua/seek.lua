@@ -1,4 +1,5 @@
 -- ---------------------------------------------------------------------------------------------------------------- seeking
+do -- see library.lua
 
 -- Which messages of chunks before the cursor are unacknowledged: chunk -> set.
 local function unacked_sets(q)
@@ -84,7 +85,30 @@ local function recount(q, first)
     end
 end
 
--- args: header, time
+-- Entries that one call looks at before a seek: some milliseconds.
+local TRIMMED_PER_CALL = 500
+
+-- Removes entries from `from` on that were acknowledged and are kept no longer. Answers where to go on, or nil.
+local function trim_entries(q, from)
+    if from >= q.trim then return nil end
+    local rows = redis.call('XRANGE', q.key .. ':cx', from, q.trim - 1, 'COUNT', TRIMMED_PER_CALL)
+    local last = from
+    for _, row in ipairs(rows) do
+        local e = read_entry(row)
+        last = e.c
+        if not get_chunk(q, e.c) then
+            if e.c < q.pinned then
+                redis.call('HSET', q.key .. ':gm', e.c, '*')
+                q.masked = max(q.masked, e.c)
+            else
+                forget_entry(q, e)
+            end
+        end
+    end
+    return #rows == TRIMMED_PER_CALL and last + 1 or nil
+end
+
+-- args: header, time, the entry to begin with. Answers where to go on when there is more to do before the seek, or 0.
 local function seek_time(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
@@ -95,6 +119,11 @@ local function seek_time(keys, args)
     flush_retries(q)
     flush_chunks(q)
     flush_keys(q)
+    local more = trim_entries(q, tonumber(args[3]))
+    if more then
+        local head, ended, owners = finish(q, false)
+        return { head, ended, owners, more }
+    end
     local ms = tonumber(args[2])
     if not q.retain then
         -- What was acknowledged without being kept does not come back.
@@ -113,19 +142,20 @@ local function seek_time(keys, args)
     if redis.call('HLEN', q.key .. ':gm') == 0 then q.masked = 0 end
     local first = find_entry(q, ms)
     if first then
-        q.cur = max(first.c, q.trim)
+        q.cur = first.c
         recount(q, first)
     else
         q.cur, q.unacked, q.bytes = q.next_seq, 0, 0
     end
     q.skip = 0
-    if not q.retain then q.trim = max(q.trim, q.cur) end
+    q.trim = q.retain and 0 or q.cur
     q.lease = q.lease + 1
     q.barrier = q.lease + 1
     q.floor = ms > q.now and ms or 0
     q.available = true
     q.due = q.now
-    return { finish(q, true) }
+    local head, ended, owners = finish(q, true)
+    return { head, ended, owners, 0 }
 end
 register('landline_seek_time', seek_time, 'allow-oom')
 
@@ -138,7 +168,6 @@ register('landline_seek_time', seek_time, 'allow-oom')
 -- A plan's keys, all named after its list, expire with it:
 --   (list)  what to do, one step an entry         :x  the new index              :g, :m  its masks
 --   :s      how far it is                         :d  payloads that the new index does not need
-do
 
 -- The new index begins this far behind the old one, more than is published meanwhile.
 local LEAP = 1073741824
@@ -346,8 +375,6 @@ local function seek_tidy(keys, args)
 end
 register('landline_seek_tidy', seek_tidy, 'allow-oom')
 
-end -- a block, because a function of Lua may have 200 locals at a time and the library is one
-
 -- args: header, snapshot. Answers the last message id before the snapshot; from then on the topic keeps every message.
 local function open_snapshot(keys, args)
     local t, err = read_topic(keys[1], args[1])
@@ -399,3 +426,5 @@ local function topic_info(keys, args)
     return { t.retention, t.snapshots, args[2] ~= '' and redis.call('HGET', t.key .. ':sns', args[2]) or '' }
 end
 register('landline_topic_info', topic_info, 'no-writes')
+
+end

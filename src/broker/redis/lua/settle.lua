@@ -1,4 +1,5 @@
 -- --------------------------------------------------------------------------------------------------------------- settling
+do -- see library.lua
 
 local function stale_outcome(q)
     return q.once and 'I' or 'D'
@@ -291,3 +292,5 @@ local function sweep(keys, args)
     return { finish(q, args[2] == '2') }
 end
 register('landline_sweep', sweep, 'allow-oom')
+
+end

@@ -1,6 +1,8 @@
 //! Several nodes on one server behave as one service.
 
-use super::*;
+use ledger::Plan;
+
+use super::{proxy::Proxy, server::Server, *};
 
 /// A second node on the same data and clock.
 async fn second(rig: &Rig, url: &str) -> Rig {
@@ -130,4 +132,59 @@ async fn records_are_listed_in_the_order_of_their_names() {
     assert_eq!(list("projects/a/", all[0], 10).await, all[1..]);
     assert_eq!(list("", all[2], 1).await, ["projects/b/topics/x1"]);
     assert!(b.broker.list(Kind::Snapshot, "", "", 10).await.unwrap().is_empty());
+}
+
+/// While servers are replaced one by one, some have the library of the version before. Here one is called by its names; its
+/// text is that of version 1, which is to be replaced when the version is raised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nodes_with_the_library_of_the_version_before_and_with_this_one_break_no_promise() {
+    let names = |version: u32| format!("landline{version}_");
+    let text = include_str!("landline1.lua").replace("LANDLINE_VERSION", &library::own_version());
+    for seed in ledger::seeds() {
+        let server = Server::start(&[]);
+        let _: String = server.command(0, &["FUNCTION", "LOAD", &text]);
+        let proxy = Proxy::renaming(server.port, names(library::VERSION), names(library::VERSION - 1));
+        let mut rig = Rig::on(&server.url(0), None).await;
+        let earlier = second(&rig, &proxy.url()).await;
+        ledger::run(&mut rig, std::slice::from_ref(&earlier.broker), Plan::of(seed, 4, 50), seed, |_| {}).await;
+        assert!(proxy.renamed() > 50, "the earlier library was called {} times", proxy.renamed());
+
+        // What one of them made is the other's too.
+        let made = earlier.config(2).queue;
+        let effect = Effect::OpenQueue(earlier.config(2));
+        earlier.broker.change(change(Kind::Subscription, "s2", Expect::Absent, true, effect)).await.unwrap();
+        rig.publish(&["new"]).await;
+        earlier.publish(&["old"]).await;
+        let mut texts = rig.texts(&made, 1).await;
+        texts.extend(earlier.texts(&made, 1).await);
+        texts.sort();
+        assert_eq!(texts, ["new", "old"]);
+        let libraries: Vec<Vec<redis::Value>> = server.command(0, &["FUNCTION", "LIST"]);
+        assert_eq!(libraries.len(), 2, "each has its own");
+    }
+}
+
+#[tokio::test]
+async fn who_acts_on_an_older_record_is_refused() {
+    let (mut a, b) = pair().await;
+    let queue = a.queue(1, |_| {}).await;
+    let session = b.session(&queue);
+    a.publish(&["m"]).await;
+    let request = |record_version| LeaseRequest { record_version, ..lease_request(&queue, &session, 5) };
+    let (made, route) = (a.versions[&1], b.broker.route(&b.topic).await.unwrap().version);
+    a.queue(1, |c| c.exactly_once = true).await;
+    assert_eq!(b.broker.lease(request(made)).await.map(drop), Err(BrokerError::Stale));
+    let changed = a.versions[&1];
+    assert_eq!(b.broker.lease(request(changed)).await.map(|leased| leased.len()), Ok(1));
+    let (topic, record) = (TopicConfig { topic: a.topic.clone(), retention_ms: None }, a.broker.get(Kind::Topic, "topic").await);
+    let expect = Expect::Version(record.unwrap().unwrap().version);
+    a.broker.change(change(Kind::Topic, "topic", expect, true, Effect::OpenTopic(topic))).await.unwrap();
+    let targets = vec![Target { queue: queue.clone(), filtered: Vec::new() }];
+    let messages = vec![EncodedMessage::encode(b"m", [], "")];
+    let append = Append { topic: b.topic.clone(), messages, targets, route_version: route };
+    assert_eq!(b.broker.append(append).await, Err(BrokerError::Stale));
+    b.publish(&["again"]).await;
+    let gone = change(Kind::Subscription, "s1", Expect::Version(changed), false, Effect::CloseQueue(queue.clone()));
+    a.broker.change(gone).await.unwrap();
+    assert_eq!(b.broker.lease(request(0)).await.map(drop), Err(BrokerError::Gone));
 }

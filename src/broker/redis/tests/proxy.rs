@@ -21,6 +21,29 @@ struct State {
     /// Decides where the link breaks by itself, and how often of a thousand times.
     breaks: Mutex<Option<(StdRng, u32)>>,
     sockets: Mutex<Vec<TcpStream>>,
+    renames: Option<Renaming>,
+}
+
+/// A word of what is asked that another of the same length takes the place of.
+struct Renaming {
+    from: String,
+    to: String,
+    renamed: AtomicUsize,
+}
+
+impl Renaming {
+    /// Replaces the word in `bytes`, and answers how many of them may be passed on: the rest may be the beginning of the word.
+    fn apply(&self, bytes: &mut [u8]) -> usize {
+        let word = self.from.as_bytes();
+        let mut at = 0;
+        while let Some(found) = bytes[at..].windows(word.len()).position(|w| w == word) {
+            bytes[at + found..at + found + word.len()].copy_from_slice(self.to.as_bytes());
+            self.renamed.fetch_add(1, Ordering::AcqRel);
+            at += found + word.len();
+        }
+        let rest = (1..word.len()).rev().find(|count| bytes[at..].ends_with(&word[..*count])).unwrap_or(0);
+        bytes.len() - rest
+    }
 }
 
 /// Passes everything on between its own port and a server's.
@@ -31,8 +54,24 @@ pub struct Proxy {
 
 impl Proxy {
     pub fn start(to: u16) -> Self {
+        Self::with(to, State::default())
+    }
+
+    /// One that calls the functions of one library by the names of another's.
+    pub fn renaming(to: u16, word: String, by: String) -> Self {
+        assert_eq!(word.len(), by.len());
+        let renames = Some(Renaming { from: word, to: by, renamed: AtomicUsize::new(0) });
+        Self::with(to, State { renames, ..State::default() })
+    }
+
+    /// How many names were replaced.
+    pub fn renamed(&self) -> usize {
+        self.state.renames.as_ref().map_or(0, |renames| renames.renamed.load(Ordering::Acquire))
+    }
+
+    fn with(to: u16, state: State) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, state) = (listener.local_addr().unwrap().port(), Arc::new(State::default()));
+        let (port, state) = (listener.local_addr().unwrap().port(), Arc::new(state));
         let shared = state.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -93,8 +132,16 @@ impl State {
         let state = self.clone();
         std::thread::spawn(move || {
             let mut buffer = vec![0; 64 * 1024];
+            let mut kept = Vec::new();
             while let Ok(count @ 1..) = from.read(&mut buffer) {
-                let bytes = &buffer[..count];
+                let mut bytes = &buffer[..count];
+                let whole;
+                if let Some(renames) = state.renames.as_ref().filter(|_| !answers) {
+                    kept.extend_from_slice(bytes);
+                    let passed = renames.apply(&mut kept);
+                    whole = kept.drain(..passed).collect::<Vec<_>>();
+                    bytes = &whole;
+                }
                 if state.breaks_now() {
                     break;
                 }

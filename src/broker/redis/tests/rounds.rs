@@ -11,35 +11,67 @@ fn commands(server: &Server) -> u64 {
     line.and_then(|count| count.trim().parse().ok()).unwrap()
 }
 
+/// However many queues there are, a round of a node asks only so much: for its notes of changes and its own channel, who is
+/// there, who listens, and a part of the queues.
+const COMMANDS_OF_A_ROUND: u64 = 10;
+
 #[tokio::test]
-async fn idle_queues_write_nothing() {
+async fn idle_queues_write_nothing_and_cost_next_to_nothing() {
     let server = Server::start(&[]);
     let mut rig = Rig::on(&server.url(0), None).await;
+    let options = Options { set_clock: Some(rig.clock.clone()), ..Options::default() };
+    let other = Redis::start(&server.url(0), options).await.unwrap();
+    let nodes = [rig.broker.clone(), other];
     let mut sessions = Vec::new();
-    for n in 1..=20 {
+    for n in 1..=100 {
         let queue = rig.queue(n, |_| {}).await;
-        let session = rig.session(&queue);
-        assert!(rig.lease(&queue, &session, 5).await.is_empty());
-        sessions.push((queue, session));
+        let waiting = nodes.clone().map(|broker| {
+            let session = Session::new(next_session_id());
+            broker.attach(&queue, &session);
+            (broker, session)
+        });
+        for (broker, session) in &waiting {
+            assert!(broker.lease(lease_request(&queue, session, 5)).await.unwrap().is_empty());
+        }
+        sessions.push((queue, waiting));
     }
     let dirty = || {
         let info = server.info("persistence");
         let line = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:")).unwrap().to_owned();
         line.trim().parse::<u64>().unwrap()
     };
-    let mut watch = watch::Watch::default();
-    rig.broker.engine.round(&mut watch).await.unwrap();
+    let mut watches = [watch::Watch::default(), watch::Watch::default()];
+    // In the first ones all queues are looked at.
+    for _ in 0..2 {
+        for (node, watch) in nodes.iter().zip(&mut watches) {
+            node.engine.round(watch).await.unwrap();
+        }
+    }
     let (before, earlier) = (dirty(), commands(&server));
-    rig.broker.engine.round(&mut watch).await.unwrap();
+    for _ in 0..5 {
+        for (node, watch) in nodes.iter().zip(&mut watches) {
+            node.engine.round(watch).await.unwrap();
+        }
+    }
     assert_eq!(dirty(), before);
+    // Each node's own rounds go on besides, one or two of them here.
     let count = commands(&server) - earlier;
-    assert!(count < 20, "{count} commands for 20 queues that nothing happens at");
-    // And each session is still found by what comes.
+    assert!(count <= 14 * COMMANDS_OF_A_ROUND, "{count} commands in ten rounds for 100 queues that nothing happens at");
+    // And a session is still found by what comes.
     rig.publish(&["m"]).await;
-    for (queue, session) in &sessions {
+    for (queue, waiting) in &sessions {
         tokio::time::timeout(Duration::from_secs(5), async {
-            while rig.lease(queue, session, 5).await.is_empty() {
-                session.woken().await;
+            loop {
+                for (broker, session) in waiting {
+                    if !broker.lease(lease_request(queue, session, 5)).await.unwrap().is_empty() {
+                        return;
+                    }
+                }
+                let [first, second] = waiting;
+                tokio::select! {
+                    () = first.1.woken() => {}
+                    () = second.1.woken() => {}
+                }
             }
         })
         .await

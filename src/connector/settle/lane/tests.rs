@@ -40,6 +40,7 @@ async fn leased(rig: &Rig, count: usize) -> (QueueRef, Vec<LeaseToken>) {
         max_bytes: u64::MAX,
         deadline_ms: 10_000,
         max_inflight: 1000,
+        record_version: 0,
     };
     let tokens = rig.broker.lease(request).await.unwrap().iter().map(|l| l.token).collect();
     (queue, tokens)
