@@ -12,6 +12,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::Error;
+use crate::model::access::PermissionSet;
 
 /// Fields of a topic that the server keeps.
 const TOPIC_FIELDS: [&str; 7] =
@@ -252,7 +253,7 @@ fn bindings(
         let role = binding["role"].as_str().unwrap_or_default();
         if !binding["condition"].is_null() {
             left_out.push(format!("{resource}: {role} under a condition"));
-        } else if !role.starts_with("roles/pubsub.") {
+        } else if !role.starts_with("roles/pubsub.") || PermissionSet::of_role(role).is_none() {
             left_out.push(format!("{resource}: {role}: it is no predefined role of Pub/Sub"));
         } else {
             kept.push(binding.clone());

@@ -8,7 +8,7 @@ use crate::{
     broker::{BrokerError, Change, Effect, Expect, Kind},
     model::{
         Name, NameError,
-        access::{AccessPolicy, Binding, PERMISSIONS},
+        access::{AccessPolicy, Binding, PERMISSIONS, PermissionSet},
         names::{Collection, SchemaKind, SnapshotKind, SubscriptionKind, TopicKind},
     },
 };
@@ -71,11 +71,11 @@ fn check(policy: &AccessPolicy) -> Result<(), Error> {
     policy.bindings.iter().try_for_each(check_binding)
 }
 
+/// What the server would not act on is refused, not stored: a role of one's own says nothing here.
 fn check_binding(binding: &Binding) -> Result<(), Error> {
-    let own = |role: &str| (role.starts_with("projects/") || role.starts_with("organizations/")) && role.contains("/roles/");
-    let role = binding.role.as_str();
-    if !(role.len() > "roles/".len() && role.starts_with("roles/") || own(role)) {
-        return Err(Error::argument("policy.bindings.role", format!("'{role}'; it must look like roles/pubsub.publisher")));
+    if PermissionSet::of_role(&binding.role).is_none() {
+        let roles = "roles/pubsub.admin, .editor, .viewer, .publisher or .subscriber; other roles are not known to this server";
+        return Err(Error::argument("policy.bindings.role", format!("'{}'; it must be {roles}", binding.role)));
     }
     let known = |member: &str| {
         matches!(member, "allUsers" | "allAuthenticatedUsers")

@@ -12,7 +12,7 @@ pub struct AccessPolicy {
 /// A role given to members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
-    /// `roles/pubsub.publisher`, or a role of the operator's own.
+    /// `roles/pubsub.publisher`; records of earlier versions may hold roles that are not known, which give nothing.
     pub role: String,
     /// `user:a@example.com`, `serviceAccount:…`, `group:…`, `allUsers` and so on.
     pub members: Vec<String>,

@@ -1,17 +1,18 @@
 //! IAM policies.
 
 use landline::api::proto::{
-    iam::{Binding, GetIamPolicyRequest, GetPolicyOptions, Policy, SetIamPolicyRequest, TestIamPermissionsRequest},
+    iam::{AuditConfig, Binding, GetIamPolicyRequest, GetPolicyOptions, Policy, SetIamPolicyRequest, TestIamPermissionsRequest},
     pubsub::{CreateSchemaRequest, CreateSnapshotRequest, Schema, schema},
 };
 use tonic::Code;
 
 use crate::{
     fixture::{Api, Backend, Fixture},
-    for_every_backend,
+    for_every_backend, for_one_backend,
 };
 
 for_every_backend!(a_policy_is_kept_as_set, a_stale_etag_is_refused);
+for_one_backend!(what_would_not_be_acted_on_is_refused);
 
 fn get(resource: &str) -> GetIamPolicyRequest {
     GetIamPolicyRequest { resource: resource.to_owned(), options: Some(GetPolicyOptions { requested_policy_version: 3 }) }
@@ -96,5 +97,36 @@ async fn a_stale_etag_is_refused(backend: Backend) {
         assert_eq!(api.fails(get(&topic)).await, Code::NotFound);
         api.create_topic("orders").await;
         assert!(api.ok(get(&topic)).await.bindings.is_empty());
+    }
+}
+
+/// Roles of one's own, conditions and audit settings would be promises that nothing keeps.
+async fn what_would_not_be_acted_on_is_refused(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let topic = api.create_topic("orders").await;
+        let good = binding("roles/pubsub.publisher", &["user:a@example.com"]);
+        api.ok(set(&topic, Policy { bindings: vec![good.clone()], ..Default::default() })).await;
+        let audit = AuditConfig { service: "pubsub.googleapis.com".into(), ..Default::default() };
+        let role = |role: &str| vec![good.clone(), binding(role, &["user:a@example.com"])];
+        let member = |member: &str| vec![binding("roles/pubsub.viewer", &[member])];
+        for (bindings, audit_configs, told) in [
+            (role("projects/shop/roles/shipper"), vec![], "'projects/shop/roles/shipper'; it must be roles/pubsub.admin"),
+            (role("organizations/1/roles/shipper"), vec![], "other roles are not known to this server"),
+            (role("roles/storage.admin"), vec![], "'roles/storage.admin'"),
+            (role(""), vec![], "policy.bindings.role"),
+            (member("jane"), vec![], "policy.bindings.members"),
+            (
+                vec![Binding { condition: Some(Default::default()), ..good.clone() }],
+                vec![],
+                "policy.bindings.condition is not supported",
+            ),
+            (vec![good.clone()], vec![audit], "policy.audit_configs is not supported"),
+        ] {
+            let failure = api.failure(set(&topic, Policy { bindings, audit_configs, ..Default::default() })).await;
+            assert_eq!(failure.code, Code::InvalidArgument, "{failure:?}");
+            assert!(failure.message.contains(told), "{told}: {failure:?}");
+        }
+        assert_eq!(api.ok(get(&topic)).await.bindings, [good]);
     }
 }

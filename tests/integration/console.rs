@@ -1,6 +1,11 @@
 //! The console on the admin address.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use futures::{StreamExt, stream};
 use landline::api::proto::pubsub::{DeadLetterPolicy, PubsubMessage, RetryPolicy, Subscription};
@@ -8,20 +13,20 @@ use reqwest::{Response, StatusCode, redirect::Policy};
 use tempfile::TempDir;
 
 use crate::{
-    fixture::{Api, Backend, Fixture, eventually, message, message::Build, ports, seconds, wait::SOON},
-    for_durable_backends, for_one_backend, tests_on,
+    fixture::{Api, Backend, Fixture, OWN_ADDRESS, eventually, message, message::Build, seconds, wait::SOON},
+    for_durable_backends, for_every_backend, for_one_backend, for_two_nodes,
 };
 
-// One node each: the address is one.
-tests_on! { [embedded Embedded, redis Redis, redis_cluster RedisCluster]
-    looking_at_messages_leases_nothing
-    pages_of_messages_show_each_one_once
-    a_message_says_where_it_stands
-    dead_letters_go_back_to_where_they_came_from
-    a_dead_letter_without_a_way_back_stays
-    forms_change_what_they_say
-}
+for_every_backend!(
+    looking_at_messages_leases_nothing,
+    pages_of_messages_show_each_one_once,
+    a_message_says_where_it_stands,
+    dead_letters_go_back_to_where_they_came_from,
+    a_dead_letter_without_a_way_back_stays,
+    forms_change_what_they_say,
+);
 for_durable_backends!(a_replay_that_is_killed_loses_nothing);
+for_two_nodes!(a_console_goes_on_when_another_node_is_gone);
 for_one_backend!(
     the_page_shows_what_there_is,
     without_a_password_nothing_is_changed_and_no_message_shown,
@@ -37,11 +42,15 @@ for_one_backend!(
 
 const PASSWORD: &str = "correct horse battery staple";
 
-/// A server with a console, and who speaks to it.
+/// Servers with consoles, and who speaks to them.
 struct Console {
     fixture: Fixture,
     http: reqwest::Client,
+    /// That of the first server, for what only it knows, such as sessions.
     url: String,
+    /// Those of all; scripts ask them in turn.
+    urls: Vec<String>,
+    turn: AtomicUsize,
     password: bool,
     /// The file of the password is read again and again.
     _secrets: TempDir,
@@ -53,11 +62,10 @@ impl Console {
     }
 
     async fn start_with(backend: Backend, password: bool, more: &[(&str, &str)]) -> Self {
-        let address = format!("127.0.0.1:{}", ports::reserve());
         let secrets = tempfile::tempdir().unwrap();
         let file = secrets.path().join("password");
         fs::write(&file, format!("{PASSWORD}\n")).unwrap();
-        let mut settings = vec![("ADMIN_ADDRESS", address.as_str())];
+        let mut settings = vec![("ADMIN_ADDRESS", OWN_ADDRESS)];
         let file = file.to_str().unwrap();
         if password {
             settings.push(("ADMIN_PASSWORD_FILE", file));
@@ -65,12 +73,18 @@ impl Console {
         settings.extend(more);
         let fixture = Fixture::start_with(backend, &settings).await;
         let http = reqwest::Client::builder().redirect(Policy::none()).build().unwrap();
-        Self { fixture, http, url: format!("http://{address}"), password, _secrets: secrets }
+        let urls: Vec<_> = fixture.admins.iter().map(|address| format!("http://{address}")).collect();
+        Self { fixture, http, url: urls[0].clone(), urls, turn: AtomicUsize::new(0), password, _secrets: secrets }
+    }
+
+    /// The console whose turn it is.
+    fn next(&self) -> &str {
+        &self.urls[self.turn.fetch_add(1, Ordering::Relaxed) % self.urls.len()]
     }
 
     /// As a script with the password, if there is one.
     async fn get(&self, path: &str) -> Response {
-        let mut request = self.http.get(format!("{}{path}", self.url));
+        let mut request = self.http.get(format!("{}{path}", self.next()));
         if self.password {
             request = request.bearer_auth(PASSWORD);
         }
@@ -85,7 +99,7 @@ impl Console {
     }
 
     async fn post(&self, path: &str, form: &[(&str, &str)]) -> (StatusCode, String) {
-        let request = self.http.post(format!("{}{path}", self.url)).bearer_auth(PASSWORD);
+        let request = self.http.post(format!("{}{path}", self.next())).bearer_auth(PASSWORD);
         let answer =
             request.header("content-type", "application/x-www-form-urlencoded").body(encoded(form)).send().await.unwrap();
         (answer.status(), answer.text().await.unwrap())
@@ -507,6 +521,26 @@ async fn a_replay_that_is_killed_loses_nothing(backend: Backend) {
     let all: BTreeSet<_> = moved.iter().chain(&left).cloned().collect();
     assert_eq!(all.len(), COUNT, "{} moved, {} left", moved.len(), left.len());
     assert!(!moved.is_empty());
+}
+
+/// Each node has a console of its own, which shows what the others' clients do.
+async fn a_console_goes_on_when_another_node_is_gone(backend: Backend) {
+    let mut console = Console::start(backend).await;
+    let api = console.fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.ack_deadline_seconds = 600).await;
+    api.publish(&topic, texts("m", 4)).await;
+    let gone = console.fixture.api_of_node(0, &api).await;
+    assert_eq!(gone.pull(&subscription, 1).await.len(), 1);
+    console.fixture.nodes[0].kill();
+    let url = console.urls.remove(0);
+    assert!(console.http.get(format!("{url}/readyz")).send().await.is_err());
+    let html = console.page(&format!("{}/messages", path(&subscription))).await;
+    assert_eq!((html.matches("<span>waiting</span>").count(), html.matches("<span>leased for").count()), (3, 1), "{html}");
+    let (status, text) = console.post(&format!("{}/purge", path(&subscription)), &[("sure", "yes")]).await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    console.fixture.nodes[0].restart();
+    console.urls = vec![url];
+    eventually("the first node to see it", SOON, async || console.peeked(&subscription).await.is_empty()).await;
 }
 
 async fn forms_change_what_they_say(backend: Backend) {

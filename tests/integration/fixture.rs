@@ -34,6 +34,9 @@ use self::{
     redis::{Redis, RedisCluster, Sentinel},
 };
 
+/// As the value of `ADMIN_ADDRESS`: each server gets an address of its own.
+pub const OWN_ADDRESS: &str = "own";
+
 /// Where the messages of a test are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
@@ -121,6 +124,8 @@ pub struct Fixture {
     pub sentinel: Option<Sentinel>,
     pub backend: Backend,
     pub folder: TempDir,
+    /// The admin address of each server, where the settings ask for [`OWN_ADDRESS`].
+    pub admins: Vec<String>,
     apis: AtomicU64,
 }
 
@@ -153,8 +158,16 @@ impl Fixture {
         wrapper: impl Fn(&Path) -> Vec<String>,
     ) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("landline-test-").tempdir().map_err(|e| e.to_string())?;
-        let mut fixture =
-            Self { nodes: Vec::new(), redis: None, cluster: None, sentinel: None, backend, folder, apis: AtomicU64::new(0) };
+        let mut fixture = Self {
+            nodes: Vec::new(),
+            redis: None,
+            cluster: None,
+            sentinel: None,
+            backend,
+            folder,
+            admins: Vec::new(),
+            apis: AtomicU64::new(0),
+        };
         let path = fixture.folder.path().to_owned();
         let url = match backend {
             Backend::Embedded => format!("embedded:{}", path.join("data").display()),
@@ -168,7 +181,14 @@ impl Fixture {
                 ("CONNECTORS_GCP_PORT".to_owned(), ports::reserve().to_string()),
                 ("CONNECTORS_GCP_ADMIN_ADDRESS".to_owned(), String::new()),
             ];
-            env.extend(settings.iter().map(|(k, v)| (format!("CONNECTORS_GCP_{k}"), v.to_string())));
+            for (key, value) in settings {
+                let mut value = (*value).to_owned();
+                if (*key, value.as_str()) == ("ADMIN_ADDRESS", OWN_ADDRESS) {
+                    value = format!("127.0.0.1:{}", ports::reserve());
+                    fixture.admins.push(value.clone());
+                }
+                env.push((format!("CONNECTORS_GCP_{key}"), value));
+            }
             let log = path.join(format!("node-{number}.log"));
             fixture.nodes.push(Node::start(NodeSpec { wrapper: wrapper(&path), env, log })?);
         }

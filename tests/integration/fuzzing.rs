@@ -1,7 +1,7 @@
 //! Whatever bytes come in, nothing panics and what is accepted means what it says. `LANDLINE_FUZZ_CASES` sets how many
-//! inputs each target gets.
+//! inputs each target gets; `tests/fuzz` runs the targets with many.
 
-use std::{convert::Infallible, sync::LazyLock};
+use std::{convert::Infallible, sync::LazyLock, time::Instant};
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
@@ -25,8 +25,9 @@ const DEFAULT_CASES: u32 = 2000;
 fn run<S: Strategy>(inputs: &S, check: impl Fn(S::Value) -> Result<(), TestCaseError>) {
     let cases = std::env::var("LANDLINE_FUZZ_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(DEFAULT_CASES);
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let began = Instant::now();
     TestRunner::new(config).run(inputs, check).unwrap();
-    println!("{cases} inputs");
+    println!("{cases} inputs in {:.1} s", began.elapsed().as_secs_f64());
 }
 
 /// Bytes of one kind, some of them changed, cut off or doubled.

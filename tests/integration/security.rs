@@ -1,5 +1,7 @@
 //! Authentication and authorization against real servers.
 
+mod rest;
+
 use std::{collections::BTreeSet, fs, path::PathBuf, process::Command};
 
 use bytes::{Buf, BufMut, Bytes};
@@ -194,6 +196,7 @@ fn matrix() -> Vec<(String, Value, &'static str)> {
     let (snapshot, schema) = ("projects/p1/snapshots/none", "projects/p1/schemas/none");
     let project = "projects/p1";
     let definition = json!({"type": "AVRO", "definition": "{}"});
+    let push = json!({"pushEndpoint": "http://127.0.0.1:9/push", "oidcToken": {"serviceAccountEmail": "push@p1.example"}});
     let publisher = [
         ("CreateTopic", json!({"name": "projects/p1/topics/made"}), "AE"),
         ("UpdateTopic", json!({"topic": {"name": topic}, "updateMask": "labels"}), "AE"),
@@ -207,6 +210,7 @@ fn matrix() -> Vec<(String, Value, &'static str)> {
     ];
     let subscriber = [
         ("CreateSubscription", json!({"name": subscription, "topic": topic}), "AE"),
+        ("CreateSubscription", json!({"name": subscription, "topic": topic, "pushConfig": push}), "AE"),
         ("GetSubscription", json!({"subscription": subscription}), "AEV"),
         ("UpdateSubscription", json!({"subscription": {"name": subscription}, "updateMask": "labels"}), "AE"),
         ("ListSubscriptions", json!({"project": project}), "AEV"),
@@ -216,12 +220,14 @@ fn matrix() -> Vec<(String, Value, &'static str)> {
         ("Pull", json!({"subscription": subscription, "maxMessages": 1}), "AES"),
         ("StreamingPull", json!({"subscription": subscription, "streamAckDeadlineSeconds": 10}), "AES"),
         ("ModifyPushConfig", json!({"subscription": subscription, "pushConfig": {}}), "AE"),
+        ("ModifyPushConfig", json!({"subscription": subscription, "pushConfig": push}), "AE"),
         ("GetSnapshot", json!({"snapshot": snapshot}), "AEV"),
         ("ListSnapshots", json!({"project": project}), "AEV"),
         ("CreateSnapshot", json!({"name": snapshot, "subscription": subscription}), "AE"),
         ("UpdateSnapshot", json!({"snapshot": {"name": snapshot}, "updateMask": "labels"}), "AE"),
         ("DeleteSnapshot", json!({"snapshot": snapshot}), "AE"),
         ("Seek", json!({"subscription": subscription, "snapshot": snapshot}), "AES"),
+        ("Seek", json!({"subscription": subscription, "time": "2026-01-31T12:00:00Z"}), "AES"),
     ];
     let schemas = [
         ("CreateSchema", json!({"parent": project, "schemaId": "shape", "schema": definition}), "AE"),
@@ -347,6 +353,16 @@ async fn a_policy_of_a_resource_allows_what_the_project_does_not(backend: Backen
     assert_eq!(editor.code(&format!("{SUBSCRIBER}.CreateSubscription"), request).await, Code::PermissionDenied);
     let request = json!({"subscription": {"name": subscription, "deadLetterPolicy": policy}, "updateMask": "deadLetterPolicy"});
     assert_eq!(editor.code(&format!("{SUBSCRIBER}.UpdateSubscription"), request).await, Code::PermissionDenied);
+    // So it is with schemas, snapshots and the subscriptions they are taken of.
+    let settings = json!({"schema": "projects/p2/schemas/shape", "encoding": "JSON"});
+    let request = json!({"name": "projects/p1/topics/shaped", "schemaSettings": settings});
+    assert_eq!(editor.code(&format!("{PUBLISHER}.CreateTopic"), request).await, Code::PermissionDenied);
+    let request = json!({"topic": {"name": topic, "schemaSettings": settings}, "updateMask": "schemaSettings"});
+    assert_eq!(editor.code(&format!("{PUBLISHER}.UpdateTopic"), request).await, Code::PermissionDenied);
+    let request = json!({"subscription": subscription, "snapshot": "projects/p2/snapshots/before"});
+    assert_eq!(editor.code(&format!("{SUBSCRIBER}.Seek"), request).await, Code::PermissionDenied);
+    let request = json!({"name": "projects/p1/snapshots/stolen", "subscription": "projects/p2/subscriptions/billing"});
+    assert_eq!(editor.code(&format!("{SUBSCRIBER}.CreateSnapshot"), request).await, Code::PermissionDenied);
     // Names of other projects show only to those who may see them there.
     let request = json!({"name": "projects/p2/subscriptions/theirs", "topic": topic});
     admin.call(&format!("{SUBSCRIBER}.CreateSubscription"), request).await.unwrap();

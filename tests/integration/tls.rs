@@ -8,23 +8,30 @@ use std::{
 
 use http::Uri;
 use landline::{
-    api::proto::pubsub::{Topic, publisher_client::PublisherClient},
+    api::proto::pubsub::{
+        PullRequest, Subscription, Topic, publisher_client::PublisherClient, subscriber_client::SubscriberClient,
+    },
+    auth::KeyFile,
     tls::{Client, Trust},
 };
 use tempfile::TempDir;
 use tonic::{
-    Code,
+    Code, Request, Status,
+    service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
 
 use crate::{
     fixture::{
-        Backend, Fixture,
+        Backend, Fixture, Received,
+        api::publish_request,
         certificates::{Authority, Files},
+        message,
         node::binary,
         wait::{SOON, eventually},
     },
     for_one_backend,
+    mirroring::Mirror,
 };
 
 for_one_backend!(
@@ -33,6 +40,7 @@ for_one_backend!(
     a_client_without_a_certificate_is_let_in_only_where_it_is_optional,
     the_program_s_own_clients_speak_tls,
     a_client_certificate_says_who_calls,
+    a_mirror_between_https_endpoints_shows_its_keys,
 );
 
 struct Setup {
@@ -192,4 +200,107 @@ async fn the_program_s_own_clients_speak_tls(backend: Backend) {
     for (arguments, settings) in [(&["healthcheck", "--address", &address][..], &[][..]), (&["healthcheck"], &strange)] {
         assert!(!run(arguments, settings).status.success(), "{arguments:?}");
     }
+}
+
+/// A server that speaks TLS alone and enforces authentication, and its administrator.
+struct Guarded {
+    fixture: Fixture,
+    channel: Channel,
+    admin: KeyFile,
+}
+
+impl Guarded {
+    /// `role` of project `tls` goes to the owner of the key file `NAME.json`, and an administrator has another.
+    async fn start(setup: &Setup, backend: Backend, name: &str, role: &str) -> Self {
+        let path = |name: String| setup.path().join(name).display().to_string();
+        let (keys, policy) = (path(format!("{name}-keys.json")), path(format!("{name}-policy.json")));
+        let (own, admin) = (path(format!("{name}.json")), path(format!("{name}-admin.json")));
+        for (out, email) in [(&own, format!("{name}@tls.example")), (&admin, "admin@tls.example".into())] {
+            let made = run(&["keys", "create", "--out", out, "--email", &email], &[("AUTH_KEYS_FILE", &keys)]);
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        }
+        let binding = serde_json::json!({"role": role, "members": [format!("serviceAccount:{name}@tls.example")]});
+        std::fs::write(&policy, serde_json::json!({"projects": {"tls": [binding]}}).to_string()).unwrap();
+        let settings = [
+            ("AUTH", "enforce"),
+            ("AUTH_KEYS_FILE", keys.as_str()),
+            ("AUTH_POLICY_FILE", policy.as_str()),
+            ("AUTH_ADMINS", "serviceAccount:admin@tls.example"),
+        ];
+        let fixture = setup.start(backend, &settings).await;
+        let channel = channel(&setup.client(None), fixture.nodes[0].address).await.unwrap();
+        Self { fixture, channel, admin: KeyFile::read(Path::new(&admin)).unwrap() }
+    }
+
+    /// Calls of the administrator.
+    fn service(&self) -> InterceptedService<Channel, impl FnMut(Request<()>) -> Result<Request<()>, Status> + use<>> {
+        let token = format!("Bearer {}", self.admin.sign("https://pubsub.googleapis.com/").unwrap()).parse().unwrap();
+        InterceptedService::new(self.channel.clone(), move |mut request: Request<()>| {
+            request.metadata_mut().insert("authorization", tonic::metadata::MetadataValue::clone(&token));
+            Ok(request)
+        })
+    }
+
+    /// A topic and a subscription of it.
+    async fn pair(&self, id: &str) -> (String, String) {
+        let (topic, subscription) = (format!("projects/tls/topics/{id}"), format!("projects/tls/subscriptions/{id}"));
+        let made = Topic { name: topic.clone(), ..Default::default() };
+        PublisherClient::new(self.service()).create_topic(made).await.unwrap();
+        let made = Subscription { name: subscription.clone(), topic: topic.clone(), ..Default::default() };
+        SubscriberClient::new(self.service()).create_subscription(made).await.unwrap();
+        (topic, subscription)
+    }
+
+    /// The next message's text.
+    #[allow(deprecated)]
+    async fn take(&self, subscription: &str) -> String {
+        let request = PullRequest { subscription: subscription.to_owned(), max_messages: 1, return_immediately: false };
+        let pulled = SubscriberClient::new(self.service()).pull(request).await.unwrap().into_inner();
+        Received::decode(pulled.received_messages.into_iter().next().expect("a message")).text().to_owned()
+    }
+
+    fn url(&self) -> String {
+        format!("https://localhost:{}", self.fixture.nodes[0].address.port())
+    }
+}
+
+async fn a_mirror_between_https_endpoints_shows_its_keys(backend: Backend) {
+    let setup = Setup::new();
+    // No more than the mirror needs at either end.
+    let source = Guarded::start(&setup, backend, "reader", "roles/pubsub.subscriber").await;
+    let target = Guarded::start(&setup, backend, "writer", "roles/pubsub.publisher").await;
+    let ((from, subscription), (to, arrived)) = (source.pair("orders").await, target.pair("copies").await);
+    let publish = publish_request(&from, ["one", "two", "three"].map(message));
+    PublisherClient::new(source.service()).publish(publish).await.unwrap();
+
+    let path = |name: &str| setup.path().join(name).display().to_string();
+    let (ca, reader, writer) = (path("ca.pem"), path("reader.json"), path("writer.json"));
+    let (here, there) = (source.url(), target.url());
+    let trust = ["--from-ca-file", &ca, "--to-ca-file", &ca];
+    let ends = ["mirror", "--from", &here, "--to", &there, "--subscription", &subscription, "--topic", &to];
+    for (more, told) in [
+        (&["--to-key-file", &writer][..], format!("{subscription}: Unauthenticated")),
+        (&["--from-key-file", &reader][..], format!("{to}: Unauthenticated")),
+        (&["--from-key-file", &reader, "--to-key-file", &reader][..], format!("{to}: Unauthenticated")),
+    ] {
+        let output = run(&[&ends[..], &trust, more].concat(), &[]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && error.contains(&told), "{error}");
+    }
+    let keys = ["--from-key-file", &reader, "--to-key-file", &writer];
+    // Without the authority nothing is said to the servers at all.
+    let distrust = Mirror::start_with(&here, &there, &subscription, &to, setup.path(), &keys);
+    eventually("the distrust is told", SOON, async || distrust.log().contains("certificate")).await;
+    drop(distrust);
+
+    let mirror = Mirror::start_with(&here, &there, &subscription, &to, setup.path(), &[&trust[..], &keys].concat());
+    let mut texts = Vec::new();
+    for _ in 0..3 {
+        texts.push(target.take(&arrived).await);
+    }
+    texts.sort();
+    assert_eq!(texts, ["one", "three", "two"]);
+    let (status, log) = mirror.stop();
+    assert!(status.success() && log.contains(" copied=3"), "{log}");
+    assert!(!log.contains("PRIVATE") && !log.contains("eyJ"), "{log}");
 }
