@@ -118,6 +118,7 @@ const BROKER_CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Whatever keeps it from serving.
 pub fn serve(settings: Settings) -> Result<(), Error> {
     raise_open_files();
+    keep_small_pages();
     // Connections have threads of their own; this one starts, watches and ends things.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::System)?;
     let done = runtime.block_on(run(settings));
@@ -336,6 +337,14 @@ fn durability(settings: &Settings) -> String {
         BrokerUrl::Memory => "none".into(),
         BrokerUrl::Redis(_) if !settings.durability_given => "as Redis is set up".into(),
         _ => settings.durability.to_string(),
+    }
+}
+
+/// Buffers are made as large as a request says it is, and only what arrives is to take memory. The allocator asks for huge
+/// pages, with which the first byte of a buffer takes 2 MiB.
+fn keep_small_pages() {
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!(%error, "can't do without huge pages");
     }
 }
 

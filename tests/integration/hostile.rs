@@ -321,9 +321,9 @@ async fn a_small_body_that_unpacks_to_a_huge_one_is_refused_and_not_kept(backend
     let fixture = Fixture::start(backend).await;
     let (api, address) = (fixture.api().await, fixture.nodes[0].address);
     let topic = api.create_topic("orders").await;
-    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     let chunk = vec![b' '; 1 << 20];
-    (0..1000).for_each(|_| std::io::Write::write_all(&mut gzip, &chunk).unwrap());
+    (0..100).for_each(|_| std::io::Write::write_all(&mut gzip, &chunk).unwrap());
     let gzip = gzip.finish().unwrap();
     assert!(gzip.len() < 2 << 20);
     let before = fixture.nodes[0].resident_bytes();
