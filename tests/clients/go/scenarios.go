@@ -703,7 +703,7 @@ func get(variable string) error {
 // account is what is known of messages while servers are killed.
 type account struct {
 	sync.Mutex
-	confirmed, acked, returned map[string]bool
+	confirmed, received, acked, returned map[string]bool
 }
 
 func (a *account) note(of map[string]bool, id string) {
@@ -712,20 +712,22 @@ func (a *account) note(of map[string]bool, id string) {
 	of[id] = true
 }
 
-func (a *account) received(id string) {
+func (a *account) receive(id string) {
 	a.Lock()
 	defer a.Unlock()
+	a.received[id] = true
 	if a.acked[id] {
 		a.returned[id] = true
 	}
 }
 
-// published counts the confirmed publishes, and those of them without a confirmed ack.
+// published counts the confirmed publishes, and those of them that never came. Not all acks are confirmed: the answer to one
+// that was carried out may be lost with its server.
 func (a *account) published() (all, missing int) {
 	a.Lock()
 	defer a.Unlock()
 	for id := range a.confirmed {
-		if !a.acked[id] {
+		if !a.received[id] {
 			missing++
 		}
 	}
@@ -752,9 +754,9 @@ func kill(r *run) error {
 	if err := r.pair(Options{ExactlyOnce: true}); err != nil {
 		return err
 	}
-	a := &account{confirmed: map[string]bool{}, acked: map[string]bool{}, returned: map[string]bool{}}
+	a := &account{confirmed: map[string]bool{}, received: map[string]bool{}, acked: map[string]bool{}, returned: map[string]bool{}}
 	in := r.open("billing", 0, func(m Message) {
-		a.received(m.ID)
+		a.receive(m.ID)
 		if done, _ := m.AckConfirmed(r.ctx); done {
 			a.note(a.acked, m.ID)
 		}

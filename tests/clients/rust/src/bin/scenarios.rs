@@ -466,6 +466,7 @@ impl Run {
 #[derive(Default)]
 struct Account {
     confirmed: Mutex<BTreeSet<String>>,
+    received: Mutex<BTreeSet<String>>,
     acked: Mutex<BTreeSet<String>>,
     returned: AtomicUsize,
     stop: AtomicBool,
@@ -476,14 +477,16 @@ impl Account {
         self.confirmed.lock().expect("a lock").len()
     }
 
+    /// Those that never came. Not all acks are confirmed: the answer to one that was carried out may be lost with its server.
     fn missing(&self) -> usize {
-        self.confirmed.lock().expect("a lock").difference(&self.acked.lock().expect("a lock")).count()
+        self.confirmed.lock().expect("a lock").difference(&self.received.lock().expect("a lock")).count()
     }
 }
 
 async fn receive(mut stream: MessageStream, account: Arc<Account>) -> Outcome {
     while let Some(next) = stream.next().await {
         let (message, handler) = next?;
+        account.received.lock().expect("a lock").insert(message.message_id.clone());
         if account.acked.lock().expect("a lock").contains(&message.message_id) {
             account.returned.fetch_add(1, Ordering::SeqCst);
         }
