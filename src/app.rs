@@ -8,6 +8,7 @@ mod connection;
 mod dispatch;
 mod exchange;
 mod exporting;
+pub mod floor;
 mod health;
 pub mod healthcheck;
 pub mod import;

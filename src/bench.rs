@@ -4,6 +4,7 @@
 //! with its number and the time it was sent, so that loss, repeats, order and latency are seen by the receiver.
 
 mod client;
+mod idle;
 mod latency;
 mod load;
 mod report;
@@ -26,7 +27,7 @@ pub enum Scenario {
     Drain,
     /// Publish and receive at the same time, as fast as both go.
     EndToEnd,
-    /// Publish single messages at a steady rate; time from publish to receipt.
+    /// Publish at a steady rate, a message a request unless --batch is given; time from publish to receipt.
     Latency,
     /// As `end-to-end`, over ordering keys; checks the order.
     Ordered,
@@ -38,6 +39,8 @@ pub enum Scenario {
     Seek,
     /// Publish over ordering keys, a key a message, receive and keep everything: memory of what is outstanding.
     Hold,
+    /// Open the streams of all subscriptions and wait, with another subscription in use.
+    Idle,
 }
 
 /// What the topic does to messages before they are stored.
@@ -69,9 +72,9 @@ pub struct Options {
     /// Messages in all.
     #[arg(long, default_value_t = 100_000)]
     pub messages: u64,
-    /// Messages a Publish request.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub batch: u64,
+    /// Messages a Publish request; by default 100, and 1 for `latency`.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub batch: Option<u64>,
     /// Bytes a payload, at least 16.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(16..=9_000_000))]
     pub bytes: u64,
@@ -84,7 +87,7 @@ pub struct Options {
     /// StreamingPull streams a subscription.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub streams: u64,
-    /// Subscriptions of `fan-out`.
+    /// Subscriptions of `fan-out` and `idle`.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub subscriptions: u64,
     /// Ordering keys of `ordered` and `hold`.
@@ -96,6 +99,9 @@ pub struct Options {
     /// What the topic of `publish` checks or changes. With another value than none, payloads are JSON texts.
     #[arg(long, value_enum, default_value_t = Shaping::None)]
     pub shaping: Shaping,
+    /// The topic of `publish`, one that is there and stays: `projects/P/topics/T`. By default every run makes its own.
+    #[arg(long)]
+    pub topic: Option<String>,
     /// Project of the topic and the subscriptions.
     #[arg(long, default_value = "bench")]
     pub project: String,
@@ -107,6 +113,13 @@ pub struct Options {
     pub patience_seconds: u64,
 }
 
+impl Options {
+    /// Messages a Publish request.
+    fn batch(&self) -> u64 {
+        self.batch.unwrap_or(if self.scenario == Scenario::Latency { 1 } else { 100 })
+    }
+}
+
 /// Runs one scenario.
 ///
 /// # Errors
@@ -114,6 +127,9 @@ pub struct Options {
 pub async fn run(options: &Options) -> Result<Report, String> {
     if options.shaping != Shaping::None && options.scenario != Scenario::Publish {
         return Err("--shaping goes with the scenario publish alone".into());
+    }
+    if options.topic.is_some() && options.scenario != Scenario::Publish {
+        return Err("--topic goes with the scenario publish alone".into());
     }
     let client = Client::open(options).await?;
     let report = match options.scenario {
@@ -123,6 +139,7 @@ pub async fn run(options: &Options) -> Result<Report, String> {
         Scenario::Ordered => load::end_to_end(options, &client, options.keys).await,
         Scenario::Seek => seek::seek(options, &client).await,
         Scenario::Hold => load::hold(options, &client).await,
+        Scenario::Idle => idle::idle(options, &client).await,
         Scenario::Latency => latency::steady(options, &client).await,
     };
     client.remove().await;

@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Command::Import(import) => Ok(app::import::run(&import)),
         Command::Mirror(options) => Ok(app::mirror::run(&options)),
         Command::Bench(options) => Ok(app::cli::run_bench(&options)),
+        Command::Floor => with_settings(&arguments, |loaded| app::floor::serve(&loaded.settings)),
     };
     match done {
         Ok(Ok(())) => ExitCode::SUCCESS,

@@ -57,6 +57,9 @@ pub enum Command {
     Reset(Reset),
     /// Put load on a server, this or another, and report what was measured as a line of JSON
     Bench(bench::Options),
+    /// Answer as the server does and keep nothing, for `bench` to measure the rest of the server against
+    #[command(hide = true)]
+    Floor,
 }
 
 /// What `landline keys` does.

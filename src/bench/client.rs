@@ -2,6 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures::{StreamExt, TryStreamExt, stream};
+
 use super::{Options, Scenario, Shaping};
 use crate::{
     api::proto::pubsub::{
@@ -15,6 +17,8 @@ use crate::{
 };
 
 const MAX_RESPONSE: usize = 64 << 20;
+/// Subscriptions made or streams opened at once: a server that syncs each of them groups as many.
+pub const AT_ONCE: usize = 64;
 /// What the text payloads follow.
 const SCHEMA: &str = r#"{"type":"record","name":"Bench","fields":[{"name":"number","type":"long"},{"name":"sent","type":"long"},{"name":"filling","type":"string"}]}"#;
 
@@ -27,6 +31,8 @@ pub struct Client {
     channels: Vec<Connection>,
     pub topic: String,
     pub subscriptions: Vec<String>,
+    /// Whether the topic was there before and stays.
+    lasting: bool,
 }
 
 impl Client {
@@ -35,14 +41,21 @@ impl Client {
             Target { ca_file: options.ca_file.clone(), key_file: options.key_file.clone(), ..Target::plain(&options.endpoint) };
         let channels = target.connections(options.connections as usize)?;
         let run = format!("{:x}", now_nanos());
-        let count = if options.scenario == Scenario::FanOut { options.subscriptions } else { 1 };
+        let count = match options.scenario {
+            Scenario::FanOut | Scenario::Idle => options.subscriptions,
+            _ if options.topic.is_some() => 0,
+            _ => 1,
+        };
         let client = Self {
             scenario: options.scenario,
             channels,
-            topic: format!("projects/{}/topics/bench-{run}", options.project),
+            topic: options.topic.clone().unwrap_or_else(|| format!("projects/{}/topics/bench-{run}", options.project)),
+            lasting: options.topic.is_some(),
             subscriptions: (0..count).map(|n| format!("projects/{}/subscriptions/bench-{run}-{n}", options.project)).collect(),
         };
-        client.create(options.shaping).await?;
+        if !client.lasting {
+            client.create(options.shaping).await?;
+        }
         Ok(client)
     }
 
@@ -52,6 +65,7 @@ impl Client {
             scenario: Scenario::EndToEnd,
             channels: self.channels.clone(),
             topic: format!("{}-beside", self.topic),
+            lasting: false,
             subscriptions: vec![format!("{}-beside", self.subscriptions[0])],
         };
         beside.create(Shaping::None).await?;
@@ -71,9 +85,9 @@ impl Client {
             Shaping::Transform => topic.message_transforms = vec![transform()],
         }
         self.publisher(0).create_topic(topic).await.map_err(|e| format!("CreateTopic: {e}"))?;
-        for name in &self.subscriptions {
+        let created = stream::iter(0..self.subscriptions.len()).map(async |n| {
             let subscription = Subscription {
-                name: name.clone(),
+                name: self.subscriptions[n].clone(),
                 topic: self.topic.clone(),
                 ack_deadline_seconds: 600,
                 enable_message_ordering: matches!(self.scenario, Scenario::Ordered | Scenario::Hold),
@@ -81,9 +95,9 @@ impl Client {
                 filter: if self.scenario == Scenario::Filtered { FILTER.into() } else { String::new() },
                 ..Default::default()
             };
-            self.subscriber(0).create_subscription(subscription).await.map_err(|e| format!("CreateSubscription: {e}"))?;
-        }
-        Ok(())
+            self.subscriber(n).create_subscription(subscription).await.map_err(|e| format!("CreateSubscription: {e}"))
+        });
+        created.buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())).await
     }
 
     /// A schema by the name of the topic.
@@ -98,9 +112,13 @@ impl Client {
 
     /// Removes what the run made; what is left behind by a failure does no harm.
     pub async fn remove(&self) {
-        for subscription in &self.subscriptions {
-            let request = DeleteSubscriptionRequest { subscription: subscription.clone() };
-            let _ = self.subscriber(0).delete_subscription(request).await;
+        let removed = stream::iter(0..self.subscriptions.len()).map(async |n| {
+            let request = DeleteSubscriptionRequest { subscription: self.subscriptions[n].clone() };
+            let _ = self.subscriber(n).delete_subscription(request).await;
+        });
+        removed.buffer_unordered(AT_ONCE).for_each(async |()| ()).await;
+        if self.lasting {
+            return;
         }
         let _ = self.publisher(0).delete_topic(DeleteTopicRequest { topic: self.topic.clone() }).await;
         let name = self.topic.replace("/topics/", "/schemas/");

@@ -1,4 +1,4 @@
-//! Single messages at a steady rate, whatever the server does.
+//! Messages at a steady rate, whatever the server does.
 
 use std::time::{Duration, Instant};
 
@@ -42,27 +42,27 @@ pub async fn steady(options: &Options, client: &Client) -> Result<Report, String
     Ok(watch.stop(options, published, seen))
 }
 
-/// Sends each message at its time. A late answer holds nothing back.
+/// Sends each request at its time. A late answer holds nothing back.
 async fn publish(options: &Options, client: &Client) -> Result<u64, String> {
     let start = Instant::now();
     let mut tasks = JoinSet::new();
-    let mut published = 0;
-    for number in 0..options.messages {
-        let due = Duration::from_nanos(number * 1_000_000_000 / options.rate);
+    let mut published = 0u64;
+    for first in (0..options.messages).step_by(options.batch() as usize) {
+        let due = Duration::from_nanos(first * 1_000_000_000 / options.rate);
         tokio::time::sleep_until((start + due).into()).await;
         let (mut publisher, topic, bytes) = (client.publisher(0), client.topic.clone(), options.bytes as usize);
+        let numbers = first..(first + options.batch()).min(options.messages);
         tasks.spawn(async move {
-            let messages = vec![message(number, bytes, "")];
-            publisher.publish(PublishRequest { topic, messages }).await.map_err(|e| format!("Publish: {e}"))
+            let messages = numbers.map(|number| message(number, bytes, "")).collect();
+            let published = publisher.publish(PublishRequest { topic, messages }).await;
+            published.map(|ids| ids.get_ref().message_ids.len() as u64).map_err(|e| format!("Publish: {e}"))
         });
         while let Some(done) = tasks.try_join_next() {
-            done.map_err(|e| e.to_string())??;
-            published += 1;
+            published += done.map_err(|e| e.to_string())??;
         }
     }
     while let Some(done) = tasks.join_next().await {
-        done.map_err(|e| e.to_string())??;
-        published += 1;
+        published += done.map_err(|e| e.to_string())??;
     }
     Ok(published)
 }

@@ -32,13 +32,13 @@ pub async fn publish_all(options: &Options, client: &Client, keys: u64) -> Resul
         tasks.spawn(async move {
             let mut confirmed = 0;
             loop {
-                let first = next.fetch_add(options.batch, Ordering::Relaxed);
-                let end = (first + options.batch).min(options.messages);
+                let first = next.fetch_add(options.batch(), Ordering::Relaxed);
+                let end = (first + options.batch()).min(options.messages);
                 if first >= end {
                     return Ok::<u64, String>(confirmed);
                 }
                 // One request carries one key, as the official clients do it; where keys are what is measured, one each.
-                let share = if options.scenario == Scenario::Hold { 1 } else { options.batch };
+                let share = if options.scenario == Scenario::Hold { 1 } else { options.batch() };
                 let key = |number: u64| if keys == 0 { String::new() } else { format!("key-{}", number / share % keys) };
                 let make = match (options.shaping, options.scenario) {
                     (Shaping::None, Scenario::Filtered) => labelled_message,
@@ -67,16 +67,28 @@ struct Tally {
     seen: Seen,
 }
 
+/// The streams of each subscription.
+pub async fn open_streams(options: &Options, client: &Client) -> Result<Vec<Vec<Stream>>, String> {
+    let mut opened = Vec::new();
+    for subscription in &client.subscriptions {
+        let mut streams = Vec::new();
+        for n in 0..options.streams {
+            streams.push(client.stream(n as usize, subscription, OUTSTANDING).await?);
+        }
+        opened.push(streams);
+    }
+    Ok(opened)
+}
+
 /// Receives until every message of every subscription was seen, or nothing comes any more.
-pub async fn receive_all(options: &Options, client: &Client, ordered: bool, expected: u64) -> Result<Seen, String> {
+pub async fn receive_all(options: &Options, streams: Vec<Vec<Stream>>, ordered: bool, expected: u64) -> Result<Seen, String> {
     let mut tasks = JoinSet::new();
     let mut tallies = Vec::new();
-    for subscription in &client.subscriptions {
+    for streams in streams {
         let bits = vec![0; expected.div_ceil(64) as usize];
         let tally = Arc::new(Mutex::new(Tally { bits, distinct: 0, last_of_key: HashMap::new(), seen: Seen::default() }));
         let done = Arc::new(tokio::sync::Notify::new());
-        for n in 0..options.streams {
-            let stream = client.stream(n as usize, subscription, OUTSTANDING).await?;
+        for stream in streams {
             let (tally, done) = (tally.clone(), done.clone());
             let patience = Duration::from_secs(options.patience_seconds);
             tasks.spawn(receive(stream, tally, done, ordered, expected, patience));
@@ -98,7 +110,8 @@ pub async fn receive_all(options: &Options, client: &Client, ordered: bool, expe
     Ok(total)
 }
 
-type Stream =
+/// What goes to the server and what comes from it.
+pub type Stream =
     (tokio::sync::mpsc::Sender<StreamingPullRequest>, tonic::Streaming<crate::api::proto::pubsub::StreamingPullResponse>);
 
 async fn receive(
@@ -168,7 +181,7 @@ pub async fn publish(options: &Options, client: &Client) -> Result<Report, Strin
 pub async fn drain(options: &Options, client: &Client) -> Result<Report, String> {
     let published = publish_all(options, client, 0).await?;
     let watch = Watch::start(options);
-    let seen = receive_all(options, client, false, published).await?;
+    let seen = receive_all(options, open_streams(options, client).await?, false, published).await?;
     Ok(watch.stop(options, published, without_latencies(seen)))
 }
 
@@ -196,8 +209,9 @@ pub async fn hold(options: &Options, client: &Client) -> Result<Report, String> 
 }
 
 pub async fn end_to_end(options: &Options, client: &Client, keys: u64) -> Result<Report, String> {
+    let streams = open_streams(options, client).await?;
     let watch = Watch::start(options);
-    let receiving = receive_all(options, client, keys > 0, options.messages);
+    let receiving = receive_all(options, streams, keys > 0, options.messages);
     // Ordered publishing waits for the answer before it sends the key's next batch: one publisher keeps every key's order.
     let publishing = Options { publishers: if keys > 0 { 1 } else { options.publishers }, ..options.clone() };
     let (published, seen) = tokio::join!(publish_all(&publishing, client, keys), receiving);

@@ -26,11 +26,14 @@ pub struct Report {
     /// Processor time of the server, microseconds a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_cpu_us_per_message: Option<f64>,
+    /// The same as a share of one core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_cores: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_resident_mb: Option<f64>,
     /// Processor time of this process, microseconds a message.
     pub client_cpu_us_per_message: f64,
-    /// The steps of `seek`.
+    /// The steps of `seek` and `idle`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
 }
@@ -92,6 +95,7 @@ impl Watch {
             let spent = pid.and_then(ticks)?.saturating_sub(before?);
             Some(spent as f64 * 1e6 / ticks_per_second() / count)
         };
+        let server_cpu_us_per_message = per_message(self.server_ticks, options.pid);
         Report {
             options: options.clone(),
             seconds,
@@ -102,7 +106,8 @@ impl Watch {
             duplicates: seen.duplicates,
             out_of_order: seen.out_of_order,
             latency_us: Percentiles::of(seen.latencies),
-            server_cpu_us_per_message: per_message(self.server_ticks, options.pid),
+            server_cpu_us_per_message,
+            server_cores: server_cpu_us_per_message.map(|us| us * count / 1e6 / seconds),
             server_resident_mb: options.pid.and_then(resident_mb),
             client_cpu_us_per_message: per_message(self.own_ticks, Some(std::process::id())).unwrap_or(0.0),
             phases: Vec::new(),

@@ -27,7 +27,7 @@ const AROUND: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Round trips of the neighbour, publish to acknowledged: when each began, and how long it took.
-type Trips = Arc<Mutex<Vec<(Instant, Duration)>>>;
+pub type Trips = Arc<Mutex<Vec<(Instant, Duration)>>>;
 
 /// Publishes, then takes a snapshot, seeks to the future, the past and the snapshot, and receives everything.
 pub async fn seek(options: &Options, client: &Client) -> Result<Report, String> {
@@ -67,7 +67,7 @@ pub async fn seek(options: &Options, client: &Client) -> Result<Report, String> 
     }
     stop.store(true, Ordering::Relaxed);
     neighbour.await.map_err(|e| e.to_string())??;
-    let seen = load::receive_all(options, client, false, published).await?;
+    let seen = load::receive_all(options, load::open_streams(options, client).await?, false, published).await?;
     let _ = subscriber.delete_snapshot(DeleteSnapshotRequest { snapshot }).await;
     Ok(Report { phases, ..watch.stop(options, published, load::without_latencies(seen)) })
 }
@@ -76,8 +76,8 @@ fn time(ahead: Duration) -> Timestamp {
     Timestamp::from(SystemTime::now() + ahead)
 }
 
-/// Publishes, receives and acknowledges one message after the other.
-async fn neighbour(client: Client, bytes: usize, stop: Arc<AtomicBool>, trips: Trips) -> Result<(), String> {
+/// Publishes, receives and acknowledges one message after the other until it is told to stop.
+pub async fn neighbour(client: Client, bytes: usize, stop: Arc<AtomicBool>, trips: Trips) -> Result<(), String> {
     let (mut publisher, mut subscriber) = (client.publisher(1), client.subscriber(1));
     let subscription = client.subscriptions[0].clone();
     let (_requests, mut responses) = client.stream(1, &subscription, 0).await?;
