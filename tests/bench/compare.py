@@ -619,7 +619,8 @@ def heading(seconds):
         f"# Performance\n\nWritten by `tests/bench/compare.py` on {time.strftime('%d %B %Y')}, {version} at {commit}, in"
         f" {seconds / 60:.0f} minutes. {os.cpu_count()} processors ({model}), Linux {platform.release().split('-')[0]}; clients and"
         " servers share them, over loopback. Redis runs with appendonly and appendfsync everysec and is not waited for."
-        " Ratios say more than figures.\n"
+        f" The load average was {os.getloadavg()[2]:.0f} at the end: far above {os.cpu_count()} it tells of other work on the"
+        " machine, and ratios say more than figures.\n"
     )
 
 
