@@ -8,6 +8,7 @@ pub mod names;
 pub mod policy;
 pub mod resource;
 pub mod schema;
+pub mod text;
 
 pub use message::{EncodedMessage, MessageError};
 pub use names::{Name, NameError, SchemaName, SnapshotName, SubscriptionName, TopicName};

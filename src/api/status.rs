@@ -15,6 +15,7 @@ use super::proto::rpc;
 use crate::{
     auth::{Invalid, Refusal},
     connector::{AckFailure, Error, SchemaViolation},
+    model::text::clipped,
 };
 
 /// The domain of every error this API reports.
@@ -98,7 +99,7 @@ pub fn refused(refusal: Refusal) -> Status {
     match refusal {
         Refusal::Unauthenticated => unauthenticated(Invalid::Missing),
         Refusal::Denied(permission, resource) => {
-            let permission = permission.name();
+            let (permission, resource) = (permission.name(), clipped(&resource));
             let text = format!(
                 "User not authorized to perform this action. Permission '{permission}' denied on resource '{resource}' (or it may not exist)."
             );

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_server};
 
-use crate::broker::Broker;
+use crate::{broker::Broker, model::text::clipped};
 
 /// The services a client may ask about, beside the server as a whole (the empty name). All share one health.
 const SERVICES: [&str; 5] = [
@@ -78,7 +78,7 @@ impl health_server::Health for Readiness {
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let service = request.into_inner().service;
         if !SERVICES.contains(&service.as_str()) {
-            return Err(Status::not_found(format!("Unknown service {service}.")));
+            return Err(Status::not_found(format!("Unknown service {}.", clipped(&service))));
         }
         Ok(Response::new(self.answer().await))
     }

@@ -132,7 +132,7 @@ impl Guard {
         ask(&mut |permission, resource| match project(resource) {
             Some(project) if projects.of(project, caller).contains(permission) => {}
             Some(_) => missing.push(Need { permission, resource: resource.to_owned() }),
-            None => wrong = Some(NameError(resource.to_owned())),
+            None => wrong = Some(NameError::new(resource)),
         });
         match wrong {
             Some(error) => Err(Refusal::Name(error)),

@@ -92,7 +92,7 @@ impl Listing<'_> {
 /// Checks the name of a project, `projects/{id}`.
 pub(super) fn check_project(name: &str) -> Result<(), Error> {
     let legal = name.strip_prefix("projects/").is_some_and(is_project_id);
-    if legal { Ok(()) } else { Err(NameError(name.to_owned()).into()) }
+    if legal { Ok(()) } else { Err(NameError::new(name).into()) }
 }
 
 impl Connector {

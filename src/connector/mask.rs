@@ -4,6 +4,7 @@
 //! neither applied nor looked at.
 
 use super::Error;
+use crate::model::text::clipped;
 
 /// A field path that an update may name.
 pub struct Path<D: 'static, F> {
@@ -44,11 +45,11 @@ impl<D, F: Copy + PartialEq> Paths<D, F> {
         if let Some(known) = self.mutable.iter().find(|known| known.path == path || nested(known)) {
             return Ok(known);
         }
-        let (resource, path) = (self.resource, path.to_owned());
-        if self.immutable.contains(&path.as_str()) {
-            Err(Error::ImmutablePath { resource, path })
+        let resource = self.resource;
+        if self.immutable.contains(&path) {
+            Err(Error::ImmutablePath { resource, path: path.to_owned() })
         } else {
-            Err(Error::UnknownPath { resource, path })
+            Err(Error::UnknownPath { resource, path: clipped(path).into_owned() })
         }
     }
 }

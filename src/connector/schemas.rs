@@ -14,6 +14,7 @@ use crate::{
     model::{
         Definition, NameError, Schema, SchemaName, SchemaRevision, SchemaType,
         limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_REVISIONS},
+        text::clipped,
     },
     rules::schema::CompiledSchema,
 };
@@ -55,14 +56,14 @@ pub enum Detail {
 /// [`Error::Name`] holding the whole text.
 pub fn parse_revision_name(text: &str) -> Result<(SchemaName, Option<String>), Error> {
     let Some((name, revision)) = text.rsplit_once('@') else { return Ok((SchemaName::parse(text)?, None)) };
-    let whole = || NameError(text.to_owned());
+    let whole = || NameError::new(text);
     let legal = revision.len() == 8 && revision.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     let name = SchemaName::parse(name).map_err(|_| whole())?;
     if legal { Ok((name, Some(revision.to_owned()))) } else { Err(whole().into()) }
 }
 
 fn revision_not_found(name: &SchemaName, revision_id: &str) -> Error {
-    Error::NotFound(format!("{}@{revision_id}", name.id()))
+    Error::NotFound(format!("{}@{}", name.id(), clipped(revision_id)))
 }
 
 fn position(schema: &Schema, revision_id: &str) -> Result<usize, Error> {

@@ -12,13 +12,10 @@ use super::{
 };
 use crate::{
     broker::{BrokerError, DeadlineChange, LeaseToken, Outcome},
-    model::{SubscriptionName, meter::add},
+    model::{SubscriptionName, meter::add, text::clipped},
     rules::lease,
     telemetry::Operation,
 };
-
-/// Characters of an ack id that an error repeats: more than any genuine one has.
-const MAX_ECHO: usize = 256;
 
 impl Connector {
     /// Acknowledges deliveries.
@@ -140,8 +137,8 @@ impl Connector {
                 Ok(AckId { own_node: false, .. }) if own_only => read.invalid.push(index),
                 Ok(AckId { token, .. }) => read.tokens.push(token),
                 Err(_) if exactly_once => read.invalid.push(index),
-                Err(AckIdError::Malformed) => return Err(Error::AckId(cut(ack_id))),
-                Err(AckIdError::Foreign) => return Err(Error::ForeignAckId(cut(ack_id))),
+                Err(AckIdError::Malformed) => return Err(Error::AckId(clipped(ack_id).into_owned())),
+                Err(AckIdError::Foreign) => return Err(Error::ForeignAckId(clipped(ack_id).into_owned())),
             }
         }
         Ok(read)
@@ -154,7 +151,7 @@ impl Connector {
         }
         // The broker's part in it is that of the settings now.
         if self.current(entry).await?.subscription.enable_exactly_once_delivery {
-            let failed = ack_ids.iter().zip(outcomes).filter_map(|(id, outcome)| Some((cut(id), failure(*outcome)?)));
+            let failed = ack_ids.iter().zip(outcomes).filter_map(|(id, outcome)| Some((clipped(id).into_owned(), failure(*outcome)?)));
             return Err(Error::AckIds(failed.collect()));
         }
         if outcomes.contains(&Outcome::Retry) {
@@ -218,14 +215,6 @@ fn failure(outcome: Outcome) -> Option<AckFailure> {
 /// The broker could not tell what became of some ids.
 pub(super) fn undecided() -> Error {
     Error::Unavailable("the broker could not tell what became of some ack ids".into())
-}
-
-/// An ack id for an error text or its details.
-fn cut(ack_id: &str) -> String {
-    match ack_id.char_indices().nth(MAX_ECHO) {
-        Some((end, _)) => format!("{}...", &ack_id[..end]),
-        None => ack_id.to_owned(),
-    }
 }
 
 #[cfg(test)]

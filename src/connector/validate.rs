@@ -16,6 +16,7 @@ use crate::{
             MIN_ACK_DEADLINE_SECONDS, MIN_DELIVERY_ATTEMPTS, MIN_EXPIRATION_SECONDS, MIN_RETENTION_SECONDS,
         },
         resource::Labels,
+        text::clipped,
     },
     rules::filter::Filter,
 };
@@ -64,14 +65,14 @@ pub fn labels(labels: &Labels) -> Result<Labels, Error> {
     }
     for (key, value) in labels {
         if !key.chars().next().is_some_and(is_label_letter) {
-            return Err(invalid(format!("the key '{}' does not start with a lower-case letter", shorten(key))));
+            return Err(invalid(format!("the key '{}' does not start with a lower-case letter", clipped(key))));
         }
         for (part, text) in [("key", key), ("value", value)] {
             if text.chars().count() > MAX_LABEL_CHARS {
-                return Err(invalid(format!("the {part} '{}…' is longer than {MAX_LABEL_CHARS} characters", shorten(text))));
+                return Err(invalid(format!("the {part} '{}' is longer than {MAX_LABEL_CHARS} characters", clipped(text))));
             }
             if let Some(bad) = text.chars().find(|c| !is_label_char(*c)) {
-                return Err(invalid(format!("the {part} '{}' has the character {bad:?}", shorten(text))));
+                return Err(invalid(format!("the {part} '{}' has the character {bad:?}", clipped(text))));
             }
         }
     }
@@ -85,11 +86,6 @@ fn is_label_letter(c: char) -> bool {
 
 fn is_label_char(c: char) -> bool {
     is_label_letter(c) || c.is_numeric() || c == '_' || c == '-'
-}
-
-/// The beginning of a caller's text, for error messages.
-fn shorten(text: &str) -> String {
-    text.chars().take(MAX_LABEL_CHARS).collect()
 }
 
 fn legal(field: &'static str, span: Span) -> Result<Span, Error> {
@@ -232,7 +228,7 @@ pub fn storage_policy(given: Option<&StoragePolicy>) -> Result<Option<StoragePol
         (1..=MAX_REGION_BYTES).contains(&region.len()) && region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
     match regions.iter().find(|region| !legal(region)) {
-        Some(region) => Err(Error::argument(FIELD, format!("'{}' is not the name of a region", shorten(region)))),
+        Some(region) => Err(Error::argument(FIELD, format!("'{}' is not the name of a region", clipped(region)))),
         None => Ok(Some(policy.clone())),
     }
 }

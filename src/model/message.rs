@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, hash::Hasher, ops::Range, str};
 use bytes::{BufMut, Bytes, BytesMut};
 use siphasher::sip::SipHasher13;
 
-use super::limits::{MAX_ATTRIBUTE_KEY_BYTES, MAX_ATTRIBUTE_VALUE_BYTES, MAX_ATTRIBUTES, MAX_ORDERING_KEY_BYTES};
+use super::{
+    limits::{MAX_ATTRIBUTE_KEY_BYTES, MAX_ATTRIBUTE_VALUE_BYTES, MAX_ATTRIBUTES, MAX_ORDERING_KEY_BYTES},
+    text::clipped,
+};
 
 /// Attributes with this prefix are reserved, except for those that Google's own clients add.
 const RESERVED_PREFIX: &str = "goog";
@@ -312,13 +315,13 @@ fn check_attribute(key: &str, value: &str) -> Result<(), MessageError> {
         return Err(MessageError::EmptyAttributeKey);
     }
     if key.len() > MAX_ATTRIBUTE_KEY_BYTES {
-        return Err(MessageError::AttributeKeyTooLong { key: key.chars().take(40).collect(), bytes: key.len() });
+        return Err(MessageError::AttributeKeyTooLong { key: clipped(key).into_owned(), bytes: key.len() });
     }
     if value.len() > MAX_ATTRIBUTE_VALUE_BYTES {
-        return Err(MessageError::AttributeValueTooLong { key: key.to_owned(), bytes: value.len() });
+        return Err(MessageError::AttributeValueTooLong { key: clipped(key).into_owned(), bytes: value.len() });
     }
     if key.starts_with(RESERVED_PREFIX) && !key.starts_with(CLIENT_PREFIX) {
-        return Err(MessageError::ReservedAttributeKey(key.to_owned()));
+        return Err(MessageError::ReservedAttributeKey(clipped(key).into_owned()));
     }
     Ok(())
 }

@@ -7,6 +7,8 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::text::clipped;
+
 /// What a name names; fixes the collection segment and the error text.
 pub trait Collection: Send + Sync + 'static {
     /// The path segment, for example `topics`.
@@ -51,12 +53,19 @@ pub struct Name<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-/// A name that does not follow the rules; carries the name as it was given.
+/// A name that does not follow the rules; carries the name as it was given, [clipped].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "Invalid resource name given (name={0}). Refer to https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names for more information."
 )]
-pub struct NameError(pub String);
+pub struct NameError(String);
+
+impl NameError {
+    /// `text` is no legal name.
+    pub fn new(text: &str) -> Self {
+        Self(clipped(text).into_owned())
+    }
+}
 
 const PREFIX: &str = "projects/";
 
@@ -78,7 +87,7 @@ impl<K: Collection> Name<K> {
     /// # Errors
     /// [`NameError`] when the shape, the project or the id is not legal.
     pub fn parse(text: &str) -> Result<Self, NameError> {
-        let error = || NameError(text.to_owned());
+        let error = || NameError::new(text);
         let (project, rest) = text.strip_prefix(PREFIX).and_then(|t| t.split_once('/')).ok_or_else(error)?;
         let (segment, id) = rest.split_once('/').ok_or_else(error)?;
         if segment != K::SEGMENT || !is_project_id(project) || !is_resource_id(id) {

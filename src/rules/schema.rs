@@ -5,7 +5,7 @@
 mod avro;
 mod proto;
 
-use crate::model::{Definition, Encoding, limits::MAX_SCHEMA_BYTES};
+use crate::model::{Definition, Encoding, limits::MAX_SCHEMA_BYTES, text::clipped};
 
 /// A definition ready for use.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl CompiledSchema {
                 proto::Schema::from_descriptors(files, root_message).map(Language::Proto)
             }
         };
-        language.map(Self).map_err(|e| SchemaError::Invalid(shorten(e)))
+        language.map(Self).map_err(|e| SchemaError::Invalid(clipped(&e).into_owned()))
     }
 
     /// Checks a message's data.
@@ -71,7 +71,7 @@ impl CompiledSchema {
             (Language::Proto(schema), Encoding::Json) => schema.validate_json(data),
             (Language::Proto(schema), Encoding::Binary) => schema.validate_binary(data),
         }
-        .map_err(|e| Violation(shorten(e)))
+        .map_err(|e| Violation(clipped(&e).into_owned()))
     }
 
     /// Checks that this definition may come after `previous` in the same schema. Avro: each can read what the other wrote.
@@ -85,17 +85,7 @@ impl CompiledSchema {
             (Language::Proto(new), Language::Proto(old)) => proto::check_change(new, old),
             _ => Err("the type of a schema can't change".to_owned()),
         }
-        .map_err(|e| SchemaError::Incompatible(shorten(e)))
-    }
-}
-
-/// Texts may quote what was sent, which may be megabytes.
-const MAX_TEXT_CHARS: usize = 300;
-
-fn shorten(text: String) -> String {
-    match text.char_indices().nth(MAX_TEXT_CHARS) {
-        None => text,
-        Some((at, _)) => format!("{}...", &text[..at]),
+        .map_err(|e| SchemaError::Incompatible(clipped(&e).into_owned()))
     }
 }
 

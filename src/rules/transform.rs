@@ -13,7 +13,7 @@ use rquickjs::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::model::{EncodedMessage, MessageTransform};
+use crate::model::{EncodedMessage, MessageTransform, text::clipped};
 
 #[cfg(test)]
 mod tests;
@@ -29,8 +29,6 @@ const MAX_STACK: usize = 512 * 1024;
 pub const THREAD_STACK: usize = 4 * 1024 * 1024;
 /// Memory that an interpreter may keep from one message to the next.
 const MAX_KEPT: i64 = 8 * 1024 * 1024;
-/// Characters of an error text.
-const MAX_ERROR_CHARS: usize = 500;
 /// Name of the code in error positions.
 const FILE: &str = "code";
 /// Runs before the code: takes away what makes code from text.
@@ -121,7 +119,7 @@ impl Instance {
     pub fn new(transform: &MessageTransform, alive: impl Fn() + 'static) -> Result<Self, TransformError> {
         let name = transform.function_name.as_str();
         if !is_identifier(name) {
-            return Err(TransformError::Code(format!("'{}' can't name a function", shorten(name))));
+            return Err(TransformError::Code(format!("'{}' can't name a function", clipped(name))));
         }
         let setup = |e: rquickjs::Error| TransformError::Code(format!("the interpreter does not start: {e}"));
         let runtime = Runtime::new().map_err(setup)?;
@@ -197,7 +195,7 @@ fn load(ctx: &Ctx<'_>, transform: &MessageTransform, limit: &Limit) -> Result<Pe
     ctx.eval_with_options::<(), _>(PRELUDE, options(true)).catch(ctx).map_err(illegal)?;
     ctx.eval_with_options::<Value<'_>, _>(transform.code.as_str(), options(false)).catch(ctx).map_err(illegal)?;
     let name = &transform.function_name;
-    let missing = || TransformError::Code(format!("the code has no function '{name}'"));
+    let missing = || TransformError::Code(format!("the code has no function '{}'", clipped(name)));
     let found = ctx.eval_with_options::<Value<'_>, _>(format!("typeof {name} === 'function' ? {name} : null"), options(false));
     let function = found.catch(ctx).map_err(illegal)?.into_function().ok_or_else(missing)?;
     Ok(Persistent::save(ctx, function))
@@ -266,12 +264,12 @@ fn read(returned: Value<'_>, ordering_key: &str) -> rquickjs::Result<Result<Opti
                 let kind = value.type_name();
                 return shape(format!(
                     "the attribute '{}' of the returned message is of the type {kind}, not a string",
-                    shorten(&key)
+                    clipped(&key)
                 ));
             };
             match value.to_string() {
                 Ok(value) => pairs.push((key, value)),
-                Err(rquickjs::Error::Utf8(_)) => return shape(format!("the attribute '{}' is not legal Unicode", shorten(&key))),
+                Err(rquickjs::Error::Utf8(_)) => return shape(format!("the attribute '{}' is not legal Unicode", clipped(&key))),
                 Err(error) => return Err(error),
             }
         }
@@ -304,7 +302,7 @@ fn explain(error: CaughtError<'_>, limit: &Limit) -> TransformError {
     if text.contains("out of memory") || text.is_empty() {
         return TransformError::Memory;
     }
-    TransformError::Thrown(shorten(&text))
+    TransformError::Thrown(clipped(&text).into_owned())
 }
 
 /// `TypeError: x is not a function (line 3, column 14)`.
@@ -327,10 +325,6 @@ fn position(stack: &str) -> Option<(u32, u32)> {
             Some((numbers.next()??, numbers.next()??))
         })
         .next()
-}
-
-fn shorten(text: &str) -> String {
-    text.chars().take(MAX_ERROR_CHARS).collect()
 }
 
 /// `2026-01-31T12:00:00Z`.

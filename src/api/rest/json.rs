@@ -14,12 +14,12 @@ use bytes::Bytes;
 use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value};
 use serde_json::{Map, Value as Json};
 
-use crate::api::proto::rpc::bad_request::FieldViolation;
+use crate::{api::proto::rpc::bad_request::FieldViolation, model::text::clipped};
 
 /// Faults listed in one answer. More would not help, and a long bad list must not make a long answer.
 const MAX_VIOLATIONS: usize = 20;
-/// Characters of a bad value that are repeated in the answer.
-const MAX_SHOWN_CHARS: usize = 100;
+/// Bytes of their descriptions after which no more are listed.
+const MAX_VIOLATION_BYTES: usize = 2000;
 /// Start of the texts about the form of a request.
 const PREFIX: &str = "Invalid JSON payload received.";
 
@@ -53,7 +53,8 @@ impl Reader {
     }
 
     fn refuse_at(&mut self, field: &str, description: String) {
-        if self.violations.len() < MAX_VIOLATIONS {
+        let listed: usize = self.violations.iter().map(|violation| violation.description.len()).sum();
+        if self.violations.len() < MAX_VIOLATIONS && listed < MAX_VIOLATION_BYTES {
             self.violations.push(violation(field, description));
         }
     }
@@ -224,11 +225,11 @@ impl Reader {
                 Err("RFC 3339 was expected, as in 2026-01-31T12:00:00Z".into())
             }
             ("Timestamp" | "Duration", Json::String(_)) | ("Struct" | "Value" | "ListValue", _) => {
-                DynamicMessage::deserialize(descriptor.clone(), json).map_err(|error| error.to_string())
+                DynamicMessage::deserialize(descriptor.clone(), json).map_err(|error| clipped(&error.to_string()).into_owned())
             }
             ("Duration", _) => Err("a string was expected, as in \"600s\"".to_owned()),
             ("Timestamp", _) => Err("a string was expected".to_owned()),
-            _ => DynamicMessage::deserialize(descriptor.clone(), json).map_err(|error| error.to_string()),
+            _ => DynamicMessage::deserialize(descriptor.clone(), json).map_err(|error| clipped(&error.to_string()).into_owned()),
         };
         match result {
             Ok(message) => Some(Value::Message(message)),
@@ -342,14 +343,6 @@ fn shown(json: &Json) -> String {
         Json::Array(_) => "an array".to_owned(),
         Json::String(text) => Json::from(clipped(text)).to_string(),
         scalar => scalar.to_string(),
-    }
-}
-
-/// At most `MAX_SHOWN_CHARS` characters.
-pub fn clipped(text: &str) -> String {
-    match text.char_indices().nth(MAX_SHOWN_CHARS) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
     }
 }
 

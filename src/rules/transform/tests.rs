@@ -90,7 +90,7 @@ fn thrown_errors_are_told_with_their_place() {
     );
     assert_eq!(error("function f() { throw 'plain'; }"), TransformError::Thrown("plain".into()));
     assert!(matches!(error("function f() { throw { toString() { throw 1; } }; }"), TransformError::Thrown(_)));
-    assert!(error("function f() { throw 'x'.repeat(100000); }").to_string().len() <= MAX_ERROR_CHARS);
+    assert!(error("function f() { throw 'x'.repeat(100000); }").to_string().len() < 500);
 }
 
 #[test]

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::{broker::QueueStats, connector::Error, model::SubscriptionName};
+use crate::{
+    broker::QueueStats,
+    connector::Error,
+    model::{SubscriptionName, text::clipped},
+};
 
 /// The target where neither `value` nor `subscriptionSize` is given, as KEDA's own scaler has it.
 const DEFAULT_TARGET: f64 = 10.0;
@@ -48,7 +52,7 @@ impl Mode {
             Some((_, mode)) => Ok(*mode),
             None => {
                 let known: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
-                let known = known.join(", ");
+                let (known, text) = (known.join(", "), clipped(text));
                 let why = format!(
                     "{text:?} is not one of {known}; counts and latencies are each node's own: scale by them with KEDA's \
                      prometheus trigger"
@@ -92,7 +96,7 @@ impl<'m> Metadata<'m> {
     fn number(&self, key: &str, least: f64) -> Result<Option<f64>, Error> {
         let Some(text) = self.get(key) else { return Ok(None) };
         let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= least);
-        number.map(Some).ok_or_else(|| wrong(key, &format!("{text:?} is not a number from {least}")))
+        number.map(Some).ok_or_else(|| wrong(key, &format!("{:?} is not a number from {least}", clipped(text))))
     }
 }
 
