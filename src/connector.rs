@@ -47,6 +47,7 @@ pub mod validate;
 pub use catalog::{SubscriptionEntry, TopicEntry};
 pub use error::{AckFailure, Error, SchemaViolation};
 pub use listing::{Page, PageRequest};
+pub use screen::note_settled;
 pub use secret::Secret;
 pub use seek::SeekTo;
 pub use snapshots::SnapshotView;
@@ -64,7 +65,7 @@ pub struct Options {
     pub max_inflight_per_subscription: u64,
     /// A stream is closed with UNAVAILABLE after this long, give or take a tenth.
     pub stream_close_seconds: u64,
-    /// Bytes of one message.
+    /// Bytes of the data of one message.
     pub max_message_bytes: usize,
     /// Total life of one lease; 0 sets no bound.
     pub max_ack_extension_seconds: u32,

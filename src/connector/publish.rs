@@ -188,12 +188,14 @@ impl Connector {
         }
     }
 
+    /// Checks a message. As at Google its size is that of its data: attributes and the ordering key have bounds of their own.
     pub(super) fn scan(&self, wire: Bytes) -> Result<EncodedMessage, Error> {
-        let maximum = self.options().max_message_bytes;
-        if wire.len() > maximum {
-            return Err(Error::TooLarge { field: "message_size", passed: wire.len().to_string(), maximum: maximum.to_string() });
+        let message = EncodedMessage::scan(wire)?;
+        let (bytes, maximum) = (message.data().len(), self.options().max_message_bytes);
+        if bytes > maximum {
+            return Err(Error::TooLarge { field: "message_size", passed: bytes.to_string(), maximum: maximum.to_string() });
         }
-        Ok(EncodedMessage::scan(wire)?)
+        Ok(message)
     }
 
     /// Nothing when the entry is out of date, or the schema.

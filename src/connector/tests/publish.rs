@@ -54,9 +54,10 @@ async fn one_bad_message_fails_its_batch_and_nothing_is_stored() {
     let connector = Connector::open(broker.clone(), options).await.unwrap();
     connector.create_topic(topic_draft("t11")).await.unwrap();
     let subscription = connector.create_subscription(subscription_draft("s11", "t11")).await.unwrap().subscription;
-    let long = message(&"x".repeat(100));
-    let error = connector.publish(&topic_name("t11"), vec![message("ok"), long.clone()]).await.unwrap_err().to_string();
-    assert!(error.contains("message_size") && error.contains(&long.len().to_string()), "{error}");
+    let long = message(&"x".repeat(101));
+    let error = connector.publish(&topic_name("t11"), vec![message("ok"), long]).await.unwrap_err().to_string();
+    let expected = "The value for message_size is too large. You passed 101 in the request, but the maximum value is 100.";
+    assert_eq!(error, expected);
     for (batch, expected) in [
         (vec![message("ok"), Bytes::new(), message("ok")], "is empty"),
         (vec![], "message_count"),
@@ -70,6 +71,20 @@ async fn one_bad_message_fails_its_batch_and_nothing_is_stored() {
     assert_eq!(broker.stats(&queue).await.unwrap().undelivered_messages, 0);
     assert_eq!(connector.publish(&topic_name("t11"), vec![message("ok"); 1000]).await.unwrap().len(), 1000);
     assert_eq!(broker.stats(&queue).await.unwrap().undelivered_messages, 1000);
+}
+
+#[tokio::test]
+async fn the_size_of_a_message_is_that_of_its_data() {
+    let options = Options { max_message_bytes: 100, ..Options::default() };
+    let connector = Connector::open(Embedded::memory(), options).await.unwrap();
+    connector.create_topic(topic_draft("t11")).await.unwrap();
+    let sized = |bytes: usize| {
+        let (data, value) = ("x".repeat(bytes), "v".repeat(1024));
+        EncodedMessage::encode(data.as_bytes(), [("a", value.as_str()), ("b", &value)], &"k".repeat(1024)).wire().clone()
+    };
+    connector.publish(&topic_name("t11"), vec![sized(100)]).await.unwrap();
+    let error = connector.publish(&topic_name("t11"), vec![sized(101)]).await.unwrap_err();
+    assert!(matches!(error, Error::TooLarge { field: "message_size", .. }), "{error}");
 }
 
 #[tokio::test]
