@@ -45,6 +45,7 @@ use super::{
     LeaseToken, Leased, Measure, MeasureValue, Outcome, Peek, PeekRequest, Peeked, QueueRef, QueueStats, Record, Route,
     SeekTarget, Session, TopicRef,
 };
+use crate::model::EncodedMessage;
 
 /// Events a slow follower may fall behind by before it has to read everything again.
 const EVENT_BUFFER: usize = 1024;
@@ -52,6 +53,9 @@ const EVENT_BUFFER: usize = 1024;
 /// While the disk is behind, publishers wait rather than fail: this long at most, and this long between two attempts.
 const BEHIND_PATIENCE: Duration = Duration::from_secs(10);
 const BEHIND_PAUSE: Duration = Duration::from_millis(2);
+
+/// A clock that is behind by less than this was not set back, and is waited for.
+const SET_BACK_MS: u64 = 100;
 
 /// Looks at messages that may move or go before they are read.
 const PEEK_TRIES: usize = 3;
@@ -123,8 +127,7 @@ impl Embedded {
             Ok(())
         })?;
         state.recovered();
-        let now_ms = state.tick(clock.now_ms());
-        state.count_from(now_ms);
+        let now_ms = state.now_ms.max(clock.now_ms());
         // Ids go on from the last one; the first of all starts from the clock, so that a new store never repeats ids of an
         // earlier one. 16 digits, as Google's are.
         let next_message_id = state.next_message_id.max(if state.next_message_id == 0 { now_ms * 1000 } else { 0 });
@@ -149,6 +152,11 @@ impl Embedded {
                 }
             }
         }));
+        {
+            let mut state = shared.state.lock();
+            let now_ms = shared.tick(&mut state);
+            state.count_from(now_ms);
+        }
         let workers = Mutex::new(vec![timer::spawn(&shared), checkpoint::spawn(&shared, directory)]);
         Ok(Arc::new(Self { shared, workers }))
     }
@@ -164,6 +172,16 @@ impl Drop for Embedded {
     }
 }
 
+/// What became of an append.
+enum Placed {
+    /// The log position that makes the messages last.
+    At(u64),
+    /// Nobody would ever read them.
+    Nowhere,
+    /// Not placed: others of the topic were published at this time already.
+    Before(u64),
+}
+
 impl Shared {
     fn stop(&self) {
         self.closed.store(true, Ordering::Release);
@@ -172,6 +190,27 @@ impl Shared {
 
     fn open(&self) -> Result<(), BrokerError> {
         if self.closed.load(Ordering::Acquire) { Err(BrokerError::Unavailable("closed".into())) } else { Ok(()) }
+    }
+
+    /// The time by the clock. What waits for a time does not wait longer because the clock was set back: it is set back too.
+    fn tick(&self, state: &mut State) -> u64 {
+        let (clock_ms, now) = (self.clock.now_ms(), Instant::now());
+        let passed =
+            state.looked_at.replace(now).filter(|_| self.clock.is_steady()).map_or(Duration::ZERO, |before| now - before);
+        let by_ms = (state.now_ms + passed.as_millis() as u64).saturating_sub(clock_ms);
+        if by_ms > SET_BACK_MS {
+            let op = Op::SetBack { now_ms: clock_ms, by_ms };
+            match self.log.admit(AppendKind::Control).map_err(BrokerError::from).and_then(|()| self.record(&op, false)) {
+                Ok(_) => {
+                    tracing::warn!(by_ms, "the clock was set back");
+                    state.set_back(clock_ms, by_ms);
+                    self.timer.arm(state.next_due_ms());
+                }
+                // There is a next time; until then the time stands still.
+                Err(error) => tracing::debug!(%error, "the clock was set back, and the log can't take it"),
+            }
+        }
+        state.tick(clock_ms)
     }
 
     /// Runs one operation on a queue: `decide` changes the queue and answers its result and the records to log. Answers the
@@ -184,7 +223,7 @@ impl Shared {
         self.open()?;
         let mut state = self.state.lock();
         self.log.admit(AppendKind::Control)?;
-        let now_ms = state.tick(self.clock.now_ms());
+        let now_ms = self.tick(&mut state);
         let mut fx = Effects::default();
         let (target, log) = state.used(queue.incarnation, now_ms, &mut fx)?;
         let (result, mut ops) = decide(target, log, now_ms, &mut fx);
@@ -212,27 +251,39 @@ impl Shared {
         self.timer.arm(state.next_due_ms());
     }
 
-    /// Appends messages and hands them to the topic's queues. Answers the log position that makes them last; none when
-    /// nobody would ever read them.
-    fn place(&self, route_version: u64, op: &mut Op, body: &[u8], lengths: &[u32]) -> Result<Option<u64>, BrokerError> {
+    /// Appends messages, which say that they were published at `publish_time_ms`, and hands them to the topic's queues.
+    fn place(
+        &self,
+        route_version: u64,
+        op: &mut Op,
+        publish_time_ms: u64,
+        body: &[u8],
+        lengths: &[u32],
+    ) -> Result<Placed, BrokerError> {
         let Op::Append { now_ms, topic, first_sequence, .. } = op else { unreachable!("only appends are placed") };
         let topic = *topic;
         let mut state = self.state.lock();
+        let time_ms = self.tick(&mut state);
         let log = state.topics.get(&topic).filter(|t| !t.closed).ok_or(BrokerError::Gone)?;
         if log.route_version != route_version {
             return Err(BrokerError::Stale);
         }
         if !log.is_wanted() {
-            return Ok(None);
+            return Ok(Placed::Nowhere);
+        }
+        if publish_time_ms < log.earliest_publish_ms() {
+            return Ok(Placed::Before(log.earliest_publish_ms()));
         }
         *first_sequence = log.next_sequence();
-        let time_ms = state.tick(*now_ms);
         *now_ms = time_ms;
         let placed = self.log.append(AppendKind::Data, true, &encode(op)?, body, lengths)?;
         let Op::Append { keys, filtered, .. } = op else { unreachable!("see above") };
         let end = state.append(topic, keys, filtered, time_ms, &placed.bodies);
+        if let Some(log) = state.topics.get_mut(&topic) {
+            log.sealed(publish_time_ms);
+        }
         state.await_durable(placed.position, topic, end);
-        Ok(Some(placed.position))
+        Ok(Placed::At(placed.position))
     }
 
     /// Appends a record without bodies.
@@ -250,6 +301,18 @@ impl Shared {
         })?;
         Ok(position)
     }
+}
+
+/// The stored encodings of messages, one after the other, and their lengths.
+fn sealed(messages: &[EncodedMessage], first_id: u64, publish_time_ms: u64) -> (Vec<u8>, Vec<u32>) {
+    let mut body = Vec::with_capacity(messages.iter().map(|m| m.wire().len() + EncodedMessage::SEAL_BYTES).sum());
+    let mut lengths = Vec::with_capacity(messages.len());
+    for (message, id) in messages.iter().zip(first_id..) {
+        let before = body.len();
+        message.seal(id, publish_time_ms, &mut body);
+        lengths.push((body.len() - before) as u32);
+    }
+    (body, lengths)
 }
 
 fn encode(op: &Op) -> Result<Vec<u8>, BrokerError> {
@@ -291,7 +354,7 @@ impl Broker for Embedded {
             let mut state = shared.state.lock();
             shared.log.admit(AppendKind::Control)?;
             let version = state.check(&change)?;
-            let now_ms = state.tick(shared.clock.now_ms());
+            let now_ms = shared.tick(&mut state);
             let body: Option<Arc<[u8]>> = change.body.as_deref().map(Arc::from);
             let (kind, name, effect) = (change.kind, change.name.clone(), change.effect.clone());
             let op = Op::Change { now_ms, kind, name, version, body: body.clone(), effect };
@@ -336,29 +399,26 @@ impl Broker for Embedded {
         shared.open()?;
         let count = append.messages.len() as u64;
         let first_id = shared.next_message_id.fetch_add(count, Ordering::Relaxed);
-        let publish_time_ms = shared.clock.now_ms();
-        let size: usize = append.messages.iter().map(|m| m.wire().len() + crate::model::EncodedMessage::SEAL_BYTES).sum();
-        let mut body = Vec::with_capacity(size);
-        let mut lengths = Vec::with_capacity(append.messages.len());
-        for (message, id) in append.messages.iter().zip(first_id..) {
-            let before = body.len();
-            message.seal(id, publish_time_ms, &mut body);
-            lengths.push((body.len() - before) as u32);
-        }
+        let mut publish_time_ms = shared.clock.now_ms();
+        let (mut body, mut lengths) = sealed(&append.messages, first_id, publish_time_ms);
         let mut keys: Vec<u64> = append.messages.iter().map(|m| m.ordering_key_hash()).collect();
         if keys.iter().all(|k| *k == 0) {
             keys.clear();
         }
         let filtered: Vec<_> =
             append.targets.into_iter().filter(|t| !t.filtered.is_empty()).map(|t| (t.queue.incarnation, t.filtered)).collect();
-        let appended = Appended { message_ids: (first_id..first_id + count).collect(), publish_time_ms };
+        let appended = |publish_time_ms| Appended { message_ids: (first_id..first_id + count).collect(), publish_time_ms };
         let topic = append.topic.incarnation;
         let mut op = Op::Append { now_ms: publish_time_ms, topic, first_id, first_sequence: 0, keys, filtered };
         let until = Instant::now() + BEHIND_PATIENCE;
         let position = loop {
-            match shared.place(append.route_version, &mut op, &body, &lengths) {
-                Ok(Some(position)) => break position,
-                Ok(None) => return Ok(appended),
+            match shared.place(append.route_version, &mut op, publish_time_ms, &body, &lengths) {
+                Ok(Placed::At(position)) => break position,
+                Ok(Placed::Nowhere) => return Ok(appended(publish_time_ms)),
+                Ok(Placed::Before(time_ms)) => {
+                    publish_time_ms = time_ms;
+                    (body, lengths) = sealed(&append.messages, first_id, publish_time_ms);
+                }
                 Err(BrokerError::Unavailable(_)) if shared.log.is_behind() && Instant::now() < until => {
                     tokio::time::sleep(BEHIND_PAUSE).await;
                     shared.open()?;
@@ -367,7 +427,7 @@ impl Broker for Embedded {
             }
         };
         shared.log.durable(position).await?;
-        Ok(appended)
+        Ok(appended(publish_time_ms))
     }
 
     fn attach(&self, queue: &QueueRef, session: &Arc<Session>) {
@@ -477,7 +537,7 @@ impl Broker for Embedded {
         let position = {
             let mut state = shared.state.lock();
             shared.log.admit(AppendKind::Control)?;
-            let now_ms = state.tick(shared.clock.now_ms());
+            let now_ms = shared.tick(&mut state);
             let mut fx = Effects::default();
             state.at(queue.incarnation, now_ms, &mut fx)?;
             state.seek(queue.incarnation, target, now_ms, &mut fx)?;
@@ -520,7 +580,7 @@ impl Broker for Embedded {
         let shared = &self.shared;
         shared.open()?;
         let mut state = shared.state.lock();
-        let now_ms = state.tick(shared.clock.now_ms());
+        let now_ms = shared.tick(&mut state);
         let mut fx = Effects::default();
         let (target, log) = state.at(queue.incarnation, now_ms, &mut fx)?;
         let mut stats = target.stats(log);
@@ -594,7 +654,7 @@ impl Shared {
     fn look(&self, request: &PeekRequest) -> Result<(Vec<Seen>, Option<u64>), BrokerError> {
         self.open()?;
         let mut state = self.state.lock();
-        let now_ms = state.tick(self.clock.now_ms());
+        let now_ms = self.tick(&mut state);
         let mut fx = Effects::default();
         let (queue, log) = state.at(request.queue.incarnation, now_ms, &mut fx)?;
         let seen = queue.peek(log, request.from, request.max_messages, request.max_bytes);
@@ -607,7 +667,7 @@ impl Shared {
         self.open()?;
         let mut state = self.state.lock();
         self.log.admit(AppendKind::Control)?;
-        let now_ms = state.tick(self.clock.now_ms());
+        let now_ms = self.tick(&mut state);
         let (id, session) = (request.queue.incarnation, &request.session);
         let mut fx = Effects::default();
         let waiting = state.hungry_count(id);

@@ -1,6 +1,10 @@
 //! What days do to messages, snapshots and subscriptions, on a server whose wall clock the test moves.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use landline::api::proto::pubsub::{
     CreateSnapshotRequest, ExpirationPolicy, GetSnapshotRequest, ListTopicSubscriptionsRequest, Snapshot,
@@ -8,7 +12,9 @@ use landline::api::proto::pubsub::{
 use tonic::Code;
 
 use crate::{
-    fixture::{Api, Backend, Failure, Fixture, eventually, seconds, timestamp},
+    fixture::{
+        Api, Backend, Failure, Fixture, Received, eventually, message, message::Build, seconds, timestamp, wait::assert_took,
+    },
     for_one_backend,
 };
 
@@ -16,6 +22,7 @@ for_one_backend!(
     messages_past_their_retention_are_gone,
     a_snapshot_lives_as_long_as_its_oldest_message,
     an_idle_subscription_expires_and_a_used_one_does_not,
+    a_clock_that_is_set_back_neither_lengthens_leases_nor_turns_time_around,
 );
 
 const HOUR: i64 = 3600;
@@ -48,7 +55,7 @@ impl Aging {
     /// Makes it `seconds` after the start of the test.
     fn now_is(&self, seconds: i64) {
         let next = self.clock.with_extension("next");
-        fs::write(&next, format!("+{seconds}s")).unwrap();
+        fs::write(&next, format!("{seconds:+}s")).unwrap();
         fs::rename(next, &self.clock).unwrap();
     }
 }
@@ -64,6 +71,29 @@ pub fn library() -> String {
 async fn snapshot(api: &Api, id: &str, subscription: &str) -> Result<Snapshot, Failure> {
     let request = CreateSnapshotRequest { name: api.snapshot(id), subscription: subscription.to_owned(), ..Default::default() };
     api.call(request).await
+}
+
+/// C188, on one machine.
+async fn a_clock_that_is_set_back_neither_lengthens_leases_nor_turns_time_around(backend: Backend) {
+    let server = Aging::start(backend);
+    let api = server.fixture.api().await;
+    let (topic, subscription) = api.pair_with(|s| s.enable_message_ordering = true).await;
+    api.publish(&topic, [message("m1").key("k")]).await;
+    let since = Instant::now();
+    let first = api.pull(&subscription, 1).await.remove(0);
+    server.now_is(-HOUR);
+    api.publish(&topic, [message("m2").key("k")]).await;
+    let mut stream = api.stream(&subscription).await;
+    let again = stream.message().await;
+    assert_eq!(again.text(), "m1");
+    assert_took(since, 9.9, 2.5, "the lease of 10 s");
+    let second = stream.message().await;
+    assert_eq!(second.text(), "m2");
+    let time = |received: &Received| {
+        let time = received.message.publish_time.unwrap();
+        (time.seconds, time.nanos)
+    };
+    assert!(time(&second) >= time(&first), "{second:?} was published before {first:?}");
 }
 
 /// C127

@@ -56,7 +56,7 @@ pub fn read(directory: &Path) -> Result<(State, Option<u64>), BrokerError> {
 pub(super) fn write(shared: &Shared, directory: Option<&Path>) -> Result<u64, BrokerError> {
     let (stored, position) = {
         let mut state = shared.state.lock();
-        let now_ms = state.tick(shared.clock.now_ms());
+        let now_ms = shared.tick(&mut state);
         state.reclaim(now_ms);
         // Appends take their ids outside of the lock; only a replay counts them in the state.
         state.next_message_id = shared.next_message_id.load(Ordering::Relaxed);

@@ -18,6 +18,11 @@ pub enum Clock {
 }
 
 impl Clock {
+    /// Whether time passes by itself.
+    pub fn is_steady(&self) -> bool {
+        matches!(self, Self::System)
+    }
+
     pub fn now_ms(&self) -> u64 {
         match self {
             Self::System => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),

@@ -166,7 +166,7 @@ impl Batch {
                 }
                 kept.push((index, moved));
             }
-            let now_ms = state.tick(shared.clock.now_ms());
+            let now_ms = shared.tick(&mut state);
             let op = Op::Gather { now_ms, topic, segments: segments.iter().copied().collect(), blocks: kept };
             let placed = shared.log.append(AppendKind::Control, false, &encode(&op)?, &body, &lengths)?;
             let Op::Gather { segments, blocks, .. } = op else { unreachable!("made above") };

@@ -95,6 +95,24 @@ impl Leases {
         self.link(slot);
     }
 
+    /// Moves every lease to an earlier time.
+    pub fn set_back(&mut self, by_ms: u64) {
+        let mut slots = Vec::with_capacity(self.count);
+        for head in self.spans.values() {
+            let mut at = *head;
+            while at != NONE {
+                slots.push(at);
+                at = self.nodes[at as usize].next;
+            }
+        }
+        for slot in slots {
+            let lease = &mut self.nodes[slot as usize].lease;
+            lease.leased_at_ms = lease.leased_at_ms.saturating_sub(by_ms);
+            let deadline_at_ms = lease.deadline_at_ms.saturating_sub(by_ms);
+            self.set_deadline(slot, deadline_at_ms);
+        }
+    }
+
     /// The time at which the first leases are certainly over.
     pub fn next_due_ms(&self) -> Option<u64> {
         self.spans.keys().next().map(|span| span * SPAN_MS)

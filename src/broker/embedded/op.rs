@@ -86,6 +86,11 @@ pub enum Op {
         now_ms: u64,
         queue: u64,
     },
+    /// The clock was set back, to this time.
+    SetBack {
+        now_ms: u64,
+        by_ms: u64,
+    },
 }
 
 /// Sequences, as (distance from the end of the range before, length).

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
+    time::Instant,
 };
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,8 @@ pub struct State {
     due: BTreeSet<(u64, u64)>,
     /// Appends that are not durable yet: log position, topic, one past the last sequence.
     pending: VecDeque<(u64, u64, u64)>,
+    /// When the clock was last looked at, by a clock that nobody sets.
+    pub looked_at: Option<Instant>,
 }
 
 /// The state as a checkpoint stores it.
@@ -68,10 +71,24 @@ pub struct StoredState {
 }
 
 impl State {
-    /// The clock never goes back.
+    /// The time never goes back, except by [`set_back`](Self::set_back).
     pub fn tick(&mut self, clock_ms: u64) -> u64 {
         self.now_ms = self.now_ms.max(clock_ms);
         self.now_ms
+    }
+
+    /// The clock was set back, to `now_ms`: so is whatever waits for a time.
+    pub fn set_back(&mut self, now_ms: u64, by_ms: u64) {
+        self.now_ms = now_ms;
+        self.due.clear();
+        let queues: Vec<u64> = self.queues.keys().copied().collect();
+        for queue in queues {
+            if let Some(slot) = self.queues.get_mut(&queue) {
+                slot.queue.set_back(by_ms);
+                slot.due_at_ms = u64::MAX;
+            }
+            self.reschedule(queue);
+        }
     }
 
     // ---- records
@@ -220,15 +237,17 @@ impl State {
     pub fn append(&mut self, topic: u64, keys: &[u64], filtered: &[(u64, Vec<u32>)], now_ms: u64, locations: &[Location]) -> u64 {
         let Some(log) = self.topics.get_mut(&topic) else { return 0 };
         let first = log.next_sequence();
+        // The index is in the order of time, whatever the clock does.
+        let published_ms = now_ms.max(log.last_published_ms());
         for (at, location) in locations.iter().enumerate() {
-            let entry = Entry { published_ms: now_ms, location: *location };
+            let entry = Entry { published_ms, location: *location };
             log.push(entry, keys.get(at).copied().unwrap_or(0));
         }
         let attached: Vec<u64> = log.attached.values().copied().collect();
         for queue in attached {
             let skip = filtered.iter().find(|(id, _)| *id == queue).map_or(&[][..], |(_, skip)| skip);
             if let Some(slot) = self.queues.get_mut(&queue) {
-                slot.queue.append(log, first, locations.len() as u64, skip, now_ms);
+                slot.queue.append(log, first, locations.len() as u64, skip, published_ms);
             }
         }
         log.next_sequence()
@@ -489,6 +508,7 @@ impl State {
                 q.revive_dead(log, sequences.iter(), fx);
             }),
             Op::Use { now_ms, queue } => self.replay_on(queue, now_ms, |_, _, _| {}),
+            Op::SetBack { now_ms, by_ms } => self.set_back(now_ms, by_ms),
         }
     }
 

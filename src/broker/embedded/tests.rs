@@ -1,5 +1,6 @@
 //! The engine through the port, on a clock that is set by hand, checked against what the port promises.
 
+mod clock;
 mod model;
 mod promises;
 mod room;

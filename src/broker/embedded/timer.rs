@@ -61,18 +61,19 @@ impl Timer {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the armed time; false at the end.
-    fn wait(&self, clock: &Clock) -> bool {
+    /// Sleeps until the armed time. True when it slept as long as it was to, false when it was woken; none at the end.
+    fn wait(&self, clock: &Clock) -> Option<bool> {
         let mut guard = self.lock.lock();
         if self.stopped() {
-            return false;
+            return None;
         }
+        let mut slept = true;
         let longest = if matches!(clock, Clock::Manual(_)) { LONGEST_MANUAL } else { LONGEST };
         let left = self.armed_ms.load(Ordering::Acquire).saturating_sub(clock.now_ms());
         if left > 0 {
-            self.changed.wait_for(&mut guard, Duration::from_millis(left).min(longest));
+            slept = self.changed.wait_for(&mut guard, Duration::from_millis(left).min(longest)).timed_out();
         }
-        !self.stopped()
+        (!self.stopped()).then_some(slept)
     }
 
     /// Sleeps for `time`; false at the end.
@@ -91,14 +92,14 @@ impl Timer {
 pub(super) fn spawn(shared: &Arc<Shared>) -> JoinHandle<()> {
     let shared = shared.clone();
     std::thread::spawn(move || {
-        while shared.timer.wait(&shared.clock) {
-            let now_ms = shared.clock.now_ms();
-            if shared.timer.armed_ms.load(Ordering::Acquire) > now_ms {
+        while let Some(slept) = shared.timer.wait(&shared.clock) {
+            // After a sleep the clock may have been set back, and something is due by the new time.
+            if !slept && shared.timer.armed_ms.load(Ordering::Acquire) > shared.clock.now_ms() {
                 continue;
             }
             let dead = {
                 let mut state = shared.state.lock();
-                let now_ms = state.tick(now_ms);
+                let now_ms = shared.tick(&mut state);
                 let dead = state.advance(now_ms);
                 shared.timer.armed_ms.store(state.next_due_ms().unwrap_or(u64::MAX), Ordering::Release);
                 dead

@@ -95,6 +95,9 @@ pub struct TopicLog {
     next_sequence: u64,
     /// First block the topic's own retention still holds.
     retained_from: u64,
+    /// Publish time of the newest message as its subscribers see it; 0 when this process has seen none.
+    #[serde(skip)]
+    sealed_ms: u64,
 }
 
 impl TopicLog {
@@ -112,7 +115,23 @@ impl TopicLog {
             first_block: 0,
             next_sequence: 0,
             retained_from: 0,
+            sealed_ms: 0,
         }
+    }
+
+    /// Publish time of the newest message that is there.
+    pub fn last_published_ms(&self) -> u64 {
+        self.slots.back().and_then(Option::as_ref).map_or(0, |slot| slot.block.last_published_ms())
+    }
+
+    /// No message that comes now may say that it was published before this time.
+    pub fn earliest_publish_ms(&self) -> u64 {
+        if self.sealed_ms == 0 { self.last_published_ms() } else { self.sealed_ms }
+    }
+
+    /// The newest message says that it was published then.
+    pub fn sealed(&mut self, publish_time_ms: u64) {
+        self.sealed_ms = publish_time_ms;
     }
 
     /// The sequence the next message gets.

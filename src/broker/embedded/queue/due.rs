@@ -1,6 +1,6 @@
 //! What a queue does when time passes: expired leases, ended backoffs, retention.
 
-use super::{Effects, Lease, MAX_SETTLED, Queue, SETTLED_MS};
+use super::{Effects, Lease, MAX_SETTLED, Place, Queue, SETTLED_MS};
 use crate::broker::embedded::{
     bits::{BLOCK, block_of, offset_of},
     topic_log::TopicLog,
@@ -32,6 +32,24 @@ impl Queue {
             self.dead_due_ms = None;
             fx.dead |= !self.dead.is_empty();
         }
+    }
+
+    /// The clock was set back: what was to happen in so many milliseconds still does.
+    pub fn set_back(&mut self, by_ms: u64) {
+        let earlier = |at_ms: &mut u64| *at_ms = at_ms.saturating_sub(by_ms);
+        self.leases.set_back(by_ms);
+        self.keys.set_back(by_ms);
+        for retry in self.retries.values_mut() {
+            if let Place::Delayed(at_ms) = &mut retry.place {
+                earlier(at_ms);
+            }
+        }
+        let delayed = std::mem::take(&mut self.delayed);
+        self.delayed = delayed.into_iter().map(|(at, sequence)| (at.saturating_sub(by_ms), sequence)).collect();
+        self.dead.values_mut().for_each(|dead| earlier(&mut dead.held_until_ms));
+        self.dead_due_ms.iter_mut().for_each(earlier);
+        self.settled_order.iter_mut().for_each(|(at, _)| earlier(at));
+        [&mut self.active_ms, &mut self.use_logged_ms, &mut self.counts_from_ms].into_iter().for_each(earlier);
     }
 
     /// When [`advance`](Self::advance) has something to do next.

@@ -42,6 +42,11 @@ pub struct Keys {
     sessions: HashSet<u64>,
 }
 
+/// 0 says that a key is not blocked, and stays.
+fn earlier(at_ms: u64, by_ms: u64) -> u64 {
+    if at_ms == 0 { 0 } else { at_ms.saturating_sub(by_ms).max(1) }
+}
+
 fn insert_sorted(list: &mut VecDeque<u64>, sequence: u64) {
     if list.back().is_none_or(|last| *last < sequence) {
         return list.push_back(sequence);
@@ -62,6 +67,14 @@ fn remove_sorted(list: &mut VecDeque<u64>, sequence: u64) -> bool {
 impl Keys {
     pub fn next_due_ms(&self) -> Option<u64> {
         self.blocked.first().map(|(at, _)| *at)
+    }
+
+    /// Moves the end of every backoff to an earlier time.
+    pub fn set_back(&mut self, by_ms: u64) {
+        for state in self.keys.values_mut() {
+            state.blocked_until_ms = earlier(state.blocked_until_ms, by_ms);
+        }
+        self.blocked = std::mem::take(&mut self.blocked).into_iter().map(|(at, key)| (earlier(at, by_ms), key)).collect();
     }
 
     /// How many keys anybody could take.
