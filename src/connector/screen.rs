@@ -28,15 +28,15 @@ impl Connector {
         let (kept, out): (Vec<_>, Vec<_>) = leased.into_iter().partition(matches);
         let mut held = Held::new(self.broker(), self.delivery.tasks.clone(), &entry.queue, kept.iter().map(|l| l.token));
         let out: Vec<_> = out.iter().map(|l| l.token).collect();
-        self.note_settled(entry, self.broker().acknowledge(&entry.queue, &out).await.map(drop));
+        note_settled(entry, self.broker().acknowledge(&entry.queue, &out).await);
         held.forget(&kept.iter().map(|l| l.token).collect::<Vec<_>>());
         kept
     }
+}
 
-    /// A fault of the broker is as good as a lost answer: the leases run out.
-    pub(super) fn note_settled(&self, entry: &SubscriptionEntry, settled: Result<(), BrokerError>) {
-        if let Err(error) = settled {
-            tracing::warn!(%error, subscription = %entry.subscription.name, "messages that are not delivered can't be settled");
-        }
+/// A fault of the broker is as good as a lost answer: the leases run out.
+pub fn note_settled<T>(entry: &SubscriptionEntry, settled: Result<T, BrokerError>) {
+    if let Err(error) = settled {
+        tracing::warn!(%error, subscription = %entry.subscription.name, "messages can't be settled; their leases run out");
     }
 }

@@ -10,16 +10,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
+
 use super::{
     Connector, Error, SubscriptionEntry,
     channel::Held,
     draft::{TransformDraft, TransformKind},
     listing::check_project,
+    screen::note_settled,
 };
 use crate::{
     broker::{DeadLetter, DeadlineChange, Leased},
     model::{
-        EncodedMessage, MessageTransform, SubscriptionName, TopicName,
+        EncodedMessage, MessageError, MessageTransform, SubscriptionName, TopicName,
         limits::{MAX_TRANSFORMS, MAX_UDF_BYTES},
     },
     rules::transform::{Metadata, TransformError},
@@ -170,8 +173,14 @@ impl Connector {
         let mut message = message;
         for transform in transforms.iter() {
             let input = Input { message, metadata: metadata.clone() };
-            let outcomes = self.transforms.run([transform.clone()].into(), vec![input], Instant::now() + CHECK_TIME).await?;
-            match outcomes.into_iter().next().ok_or_else(busy)? {
+            let pipeline: Pipeline = [transform.clone()].into();
+            let outcomes = self.transforms.run(pipeline.clone(), vec![input], Instant::now() + CHECK_TIME).await?;
+            let mut outcome = outcomes.into_iter().next().ok_or_else(busy)?;
+            // What one function makes, the next may put right.
+            if tried.len() + 1 == transforms.len() {
+                outcome = self.legal(&pipeline, outcome, &Bytes::new());
+            }
+            match outcome {
                 Outcome::Passed(changed) => {
                     message = changed.clone();
                     tried.push(Tried::Transformed(changed));
@@ -240,7 +249,7 @@ impl Connector {
         let (mut ready, mut dropped, mut failures) = (Vec::new(), Vec::new(), Vec::new());
         for batch in leased.chunks(BATCH) {
             for (leased, outcome) in batch.iter().zip(self.transform_stored(entry, batch, until).await) {
-                match outcome {
+                match self.legal(&entry.transforms, outcome, &leased.message) {
                     Outcome::Passed(message) => {
                         ready.push(Leased { message: resealed(&message, &leased.message), ..leased.clone() })
                     }
@@ -260,14 +269,28 @@ impl Connector {
         }
         if !dropped.is_empty() {
             held.forget(&dropped);
-            self.note_settled(entry, self.broker().acknowledge(&entry.queue, &dropped).await.map(drop));
+            note_settled(entry, self.broker().acknowledge(&entry.queue, &dropped).await);
         }
         if !failures.is_empty() {
             held.forget(&failures.iter().map(|nack| nack.token).collect::<Vec<_>>());
-            self.note_settled(entry, self.broker().modify_deadlines(&entry.queue, &failures).await.map(drop));
+            note_settled(entry, self.broker().modify_deadlines(&entry.queue, &failures).await);
         }
         held.forget(&ready.iter().map(|l| l.token).collect::<Vec<_>>());
         Ok(ready)
+    }
+
+    /// A message that could not be published is no better than none: the last function failed. The server itself may have
+    /// added attributes to a stored message, so that there are more than a publisher may give.
+    fn legal(&self, transforms: &Pipeline, outcome: Outcome, stored: &Bytes) -> Outcome {
+        let Outcome::Passed(message) = &outcome else { return outcome };
+        let given = || EncodedMessage::scan_system(stored.clone()).map_or(0, |message| message.attribute_map().len());
+        let error = match self.scan(message.wire().clone()) {
+            Ok(_) => return outcome,
+            Err(Error::Message(MessageError::TooManyAttributes(count))) if count <= given() => return outcome,
+            Err(error) => error,
+        };
+        let function = transforms.last().map(|transform| transform.function_name.clone()).unwrap_or_default();
+        Outcome::Failed { function, error: TransformError::Shape(format!("the returned message is not legal: {error}")) }
     }
 
     /// One outcome a message that there was time for; none when the functions don't get to run.
@@ -302,8 +325,9 @@ impl Connector {
         for (letter, error) in letters.iter().zip(&mut errors) {
             let Some(input) = input(&letter.message) else { continue };
             let outcomes = self.transforms.run(entry.transforms.clone(), vec![input], Instant::now() + CHECK_TIME).await;
-            *error = match outcomes.as_ref().map(|outcomes| outcomes.first()) {
-                Ok(Some(Outcome::Failed { function, error })) => Some(failed(function, error)),
+            let outcome = outcomes.map(|outcomes| outcomes.into_iter().next());
+            *error = match outcome.map(|outcome| outcome.map(|outcome| self.legal(&entry.transforms, outcome, &letter.message))) {
+                Ok(Some(Outcome::Failed { function, error })) => Some(failed(&function, &error)),
                 Ok(_) | Err(Undone::Busy) => None,
                 Err(Undone::Wedged) => Some("a message transform did not come to an end".into()),
             };
@@ -313,14 +337,14 @@ impl Connector {
 }
 
 /// A stored message for a function.
-fn input(stored: &bytes::Bytes) -> Option<Input> {
+fn input(stored: &Bytes) -> Option<Input> {
     let (id, publish_time_ms) = EncodedMessage::sealed(stored)?;
     let metadata = Metadata { message_id: Some(id.to_owned()), publish_time_ms };
     Some(Input { message: EncodedMessage::scan_system(stored.clone()).ok()?, metadata })
 }
 
 /// A transformed message with the id and the time of the stored one.
-fn resealed(message: &EncodedMessage, stored: &bytes::Bytes) -> bytes::Bytes {
+fn resealed(message: &EncodedMessage, stored: &Bytes) -> Bytes {
     let (id, time_ms) = EncodedMessage::sealed(stored).unwrap_or_default();
     let mut wire = Vec::with_capacity(message.wire().len() + EncodedMessage::SEAL_BYTES);
     message.seal(id.parse().unwrap_or_default(), time_ms, &mut wire);

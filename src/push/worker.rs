@@ -13,6 +13,7 @@ use crate::{
     connector::{
         Connector, SubscriptionEntry,
         meters::{Delivery, PushAnswer, SubscriptionMeter},
+        note_settled,
         traces::{created, facts},
     },
     telemetry::{Context, Operation},
@@ -193,7 +194,7 @@ impl Worker {
             meter.pushed(pushed.as_ref().map_or_else(|failed| failed.answer, |()| PushAnswer::Acknowledged));
             if pushed.is_ok() {
                 let settled = slot.broker.acknowledge(&slot.queue, &[leased.token]).await;
-                note(&entry, settled.map(drop));
+                note_settled(&entry, settled);
             }
             (slot, Some(pushed))
         }));
@@ -222,7 +223,7 @@ impl Worker {
         self.under_way.push(Box::pin(async move {
             let nack = DeadlineChange { token, deadline_ms: 0, bypass_backoff, max_life_ms: 0 };
             let settled = slot.broker.modify_deadlines(&slot.queue, &[nack]).await;
-            note(&entry, settled.map(drop));
+            note_settled(&entry, settled);
             (slot, None)
         }));
     }
@@ -251,12 +252,6 @@ impl Worker {
             }
             _ => false,
         }
-    }
-}
-
-fn note(entry: &SubscriptionEntry, settled: Result<(), BrokerError>) {
-    if let Err(error) = settled {
-        tracing::warn!(%error, subscription = %entry.subscription.name, "push can't settle; the lease runs out");
     }
 }
 

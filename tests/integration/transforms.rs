@@ -19,6 +19,7 @@ for_every_backend!(
     a_topic_transforms_what_it_stores,
     a_subscription_transforms_what_it_delivers,
     failing_transforms_lead_to_dead_letters_that_say_why,
+    illegal_messages_of_transforms_are_not_delivered,
     pushes_are_transformed,
     exactly_once_holds_with_a_transform,
 );
@@ -125,6 +126,29 @@ async fn failing_transforms_lead_to_dead_letters_that_say_why(backend: Backend) 
     assert_eq!(attributes["CloudPubSubDeadLetterSourceDeliveryCount"], "5");
     let why = &attributes["CloudPubSubDeadLetterSourceDeliveryErrorMessage"];
     assert!(why.contains("message transform f: Error: will not"), "{why}");
+}
+
+async fn illegal_messages_of_transforms_are_not_delivered(backend: Backend) {
+    const LONG: &str = "function f(m) { if (m.data === 'bad') m.attributes.a = 'x'.repeat(1025); return m; }";
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let dead = api.create_topic("dead").await;
+    let graveyard = api.create_subscription("graveyard", &dead).await;
+    let (topic, subscription) = shaped(&api, |s| {
+        s.message_transforms = vec![udf("f", LONG)];
+        s.dead_letter_policy = Some(DeadLetterPolicy { dead_letter_topic: dead.clone(), max_delivery_attempts: 5 });
+        s.retry_policy = Some(RetryPolicy { minimum_backoff: Some(seconds(0)), maximum_backoff: Some(seconds(0)) });
+    })
+    .await;
+    let mut stream = api.stream(&subscription).await;
+    api.publish(&topic, [message("bad"), message("good")]).await;
+    let good = stream.message().await;
+    assert_eq!(good.text(), "good");
+    stream.ack(&good);
+    let letter = api.take(&graveyard).await;
+    assert_eq!(letter.text(), "bad");
+    let why = &letter.message.attributes["CloudPubSubDeadLetterSourceDeliveryErrorMessage"];
+    assert!(why.contains("The value of attribute 'a' is too long"), "{why}");
 }
 
 async fn pushes_are_transformed(backend: Backend) {

@@ -191,6 +191,52 @@ async fn what_a_subscription_transform_fails_on_becomes_a_dead_letter_that_says_
     eventually(|| async { rig.backlog(&sub).await == 0 }).await;
 }
 
+/// Each makes of a message something that nobody could have published.
+const ILLEGAL: [(&str, &str); 4] = [
+    ("function f(m) { m.attributes.a = 'x'.repeat(1025); return m; }", "The value of attribute 'a' is too long"),
+    ("function f(m) { for (let i = 0; i < 101; i++) m.attributes['a' + i] = ''; return m; }", "attributes count is too large"),
+    ("function f(m) { m.attributes[''] = 'x'; return m; }", "An attribute key must not be empty"),
+    ("function f(m) { m.attributes['goog-x'] = 'x'; return m; }", "The attribute key 'goog-x' is reserved"),
+];
+
+#[tokio::test]
+async fn an_illegal_message_of_a_subscription_transform_is_a_failed_delivery() {
+    for (code, expected) in ILLEGAL {
+        let rig = Rig::new().await;
+        let dead = rig.topic("dead").await;
+        let graveyard = rig.subscription_on("graveyard", "dead", |_| {}).await;
+        let sub = rig
+            .subscription("sub", |s| {
+                s.message_transforms = vec![transform(code)];
+                s.retry_policy = Some(RetryPolicy { minimum_backoff_ms: 0, maximum_backoff_ms: 0 });
+                s.dead_letter_policy = Some(DeadLetterPolicy { dead_letter_topic: Some(dead), max_delivery_attempts: 5 });
+            })
+            .await;
+        rig.publish(&["m"]).await;
+        let waiting = rig.connector.pull(&sub, 10, Duration::from_secs(20));
+        let letter = tokio::select! {
+            letter = rig.pull_soon(&graveyard) => letter,
+            pulled = waiting => panic!("{:?}", pulled.unwrap().messages),
+        };
+        let attributes = EncodedMessage::scan_system(letter.message).unwrap().attribute_map();
+        assert_eq!(attributes["CloudPubSubDeadLetterSourceDeliveryCount"], "5");
+        let why = &attributes["CloudPubSubDeadLetterSourceDeliveryErrorMessage"];
+        assert!(why.contains("message transform f: ") && why.contains(expected), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn attributes_that_the_server_added_are_no_fault_of_a_transform() {
+    let rig = Rig::new().await;
+    let code = "function f(m) { m.data += '!'; return m; }";
+    let sub = rig.subscription("sub", |s| s.message_transforms = vec![transform(code)]).await;
+    let own: Vec<_> = (0..104).map(|n| format!("a{n}")).collect();
+    let letter = EncodedMessage::encode(b"m", own.iter().map(|key| (key.as_str(), "")), "");
+    rig.connector.publish_checked(&TopicName::new("p1", "topic").unwrap(), vec![letter]).await.unwrap();
+    let pulled = rig.pull(&sub, 1).await;
+    assert_eq!(EncodedMessage::scan_system(pulled[0].message.clone()).unwrap().data(), b"m!");
+}
+
 #[tokio::test]
 async fn a_failing_function_without_a_retry_policy_is_not_run_without_pause() {
     let rig = Rig::new().await;
