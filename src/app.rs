@@ -8,6 +8,7 @@ mod connection;
 mod dispatch;
 mod exchange;
 mod exporting;
+mod files;
 pub mod floor;
 mod health;
 pub mod healthcheck;
@@ -68,12 +69,14 @@ pub enum Error {
     Broker(#[from] BrokerError),
     #[error("CONNECTORS_GCP_BROKER_URL: {0}")]
     BrokerUrl(String),
-    #[error("CONNECTORS_GCP_TLS_CERT_FILE, _KEY_FILE or _CLIENT_CA_FILE: {0}")]
+    #[error("{0}")]
     Tls(#[from] TlsError),
     #[error("{0}")]
     Auth(String),
-    #[error("CONNECTORS_GCP_ADMIN_PASSWORD_FILE: {0}")]
+    #[error("{0}")]
     Console(String),
+    #[error("{0}")]
+    File(String),
     #[error(transparent)]
     Keys(#[from] KeysError),
     #[error("can't keep the node id in the data folder: {0}")]
@@ -122,7 +125,7 @@ pub fn serve(settings: Settings) -> Result<(), Error> {
     keep_small_pages();
     // Connections have threads of their own; this one starts, watches and ends things.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::System)?;
-    let done = runtime.block_on(run(settings));
+    let done = runtime.block_on(run(settings.clone())).map_err(|error| files::blame(&settings, error));
     runtime.shutdown_background();
     done
 }

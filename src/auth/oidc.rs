@@ -85,6 +85,9 @@ impl Issuers {
             let failed = |e: String| format!("{}: {e}", path.display());
             let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
             let certificates = reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| failed(e.to_string()))?;
+            if certificates.is_empty() {
+                return Err(failed("there is no certificate in it".into()));
+            }
             builder = builder.tls_certs_merge(certificates);
         }
         let issuer = |spec: &IssuerSpec| Issuer {

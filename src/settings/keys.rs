@@ -99,7 +99,7 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "OTLP_CA_FILE",
-        range: "the path of a file, or empty",
+        range: "the path of a PEM file, or empty",
         about: "Root certificates of the collector, PEM, beside those of the machine.",
         set: |s, v| store(&mut s.telemetry.ca_file, text(v).map(Into::into)),
         get: |s| s.telemetry.ca_file.display().to_string(),
@@ -144,21 +144,21 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "TLS_CERT_FILE",
-        range: "the path of a file, or empty",
+        range: "the path of a PEM file, or empty",
         about: "Certificate of the server and those between it and its root, PEM. With it the port speaks TLS and nothing else. The TLS files are read again when they change.",
         set: |s, v| store(&mut s.tls.certificate, text(v).map(Into::into)),
         get: |s| s.tls.certificate.display().to_string(),
     },
     Key {
         name: "TLS_KEY_FILE",
-        range: "the path of a file, or empty",
+        range: "the path of a PEM file, or empty",
         about: "Private key of that certificate, PEM.",
         set: |s, v| store(&mut s.tls.key, text(v).map(Into::into)),
         get: |s| s.tls.key.display().to_string(),
     },
     Key {
         name: "TLS_CLIENT_CA_FILE",
-        range: "the path of a file, or empty",
+        range: "the path of a PEM file, or empty",
         about: "Root certificates of the clients' certificates, PEM.",
         set: |s, v| store(&mut s.tls.client_roots, text(v).map(Into::into)),
         get: |s| s.tls.client_roots.display().to_string(),
@@ -214,7 +214,7 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "AUTH_OIDC_CA_FILE",
-        range: "the path of a file, or empty",
+        range: "the path of a PEM file, or empty",
         about: "Root certificates of the identity providers, PEM, beside those of the machine.",
         set: |s, v| store(&mut s.auth.issuer_roots, text(v).map(Into::into)),
         get: |s| s.auth.issuer_roots.display().to_string(),
@@ -285,7 +285,7 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "MAX_MESSAGE_BYTES",
         range: "1..2147483647",
-        about: "Bytes of one message.",
+        about: "Bytes of the data of one message.",
         set: |s, v| store(&mut s.connector.max_message_bytes, integer(v, 1..=MOST_MESSAGE_BYTES)),
         get: |s| s.connector.max_message_bytes.to_string(),
     },
@@ -428,7 +428,7 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "PRELOAD_FILE",
-        range: "the path of a file, or empty",
+        range: "the path of a YAML or JSON file, or empty",
         about: "YAML or JSON file of schemas, topics, subscriptions and policies with all their fields, created before the port \
                 answers. `landline apply` takes the same file.",
         set: |s, v| store(&mut s.preload_file, text(v).map(Into::into)),
@@ -443,6 +443,12 @@ pub static KEYS: &[Key] = &[
         get: |s| s.preload_existing.to_string(),
     },
 ];
+
+/// The keys that hold the path of a file which the server reads, with that path; those that are empty are left out.
+pub fn files(settings: &Settings) -> impl Iterator<Item = (&'static Key, String)> {
+    let files = KEYS.iter().filter(|key| key.name.ends_with("_FILE")).map(|key| (key, (key.get)(settings)));
+    files.filter(|(_, path)| !path.is_empty())
+}
 
 /// The README's table of settings.
 pub fn markdown() -> String {

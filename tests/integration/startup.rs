@@ -33,6 +33,7 @@ for_durable_backends!(
 );
 for_one_backend!(
     a_wrong_setting_stops_the_start_with_one_line,
+    a_file_that_can_not_be_used_is_told_by_its_setting,
     a_busy_port_stops_the_start,
     a_second_server_can_not_open_the_same_folder,
     the_root_path_answers_a_health_probe,
@@ -223,6 +224,44 @@ async fn a_wrong_setting_stops_the_start_with_one_line(_: Backend) {
         let short = key.trim_start_matches("CONNECTORS_GCP_");
         assert!(text.to_uppercase().contains(short), "{key}={value}: {text}");
         assert!(key.ends_with("NO_SUCH_KEY") || text.contains(value), "{key}={value}: {text}");
+    }
+}
+
+/// The same of what is in the files that settings name.
+async fn a_file_that_can_not_be_used_is_told_by_its_setting(_: Backend) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (missing, broken, certificate, key) = (path("missing"), path("broken.yaml"), path("cert.pem"), path("key.pem"));
+    std::fs::write(&broken, "broken: [").unwrap();
+    let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(&certificate, pair.cert.pem()).unwrap();
+    std::fs::write(&key, pair.signing_key.serialize_pem()).unwrap();
+    let (cert, key) = (("TLS_CERT_FILE", certificate.as_str()), ("TLS_KEY_FILE", key.as_str()));
+    let admins = [("AUTH", "enforce"), ("AUTH_ADMINS", "user:a@example.com")];
+    let issuer = [("AUTH_OIDC_ISSUERS", "https://127.0.0.1:1"), ("AUTH_AUDIENCES", "a")];
+    for setting in landline::settings::keys::KEYS.iter().map(|key| key.name).filter(|name| name.ends_with("_FILE")) {
+        let with: Vec<_> = match setting {
+            "TLS_CERT_FILE" => vec![key],
+            "TLS_KEY_FILE" => vec![cert],
+            "TLS_CLIENT_CA_FILE" => vec![cert, key, ("TLS_CLIENT_AUTH", "required")],
+            "OTLP_CA_FILE" => vec![("OTLP_ENDPOINT", "https://127.0.0.1:1")],
+            "AUTH_OIDC_CA_FILE" => [admins, issuer].concat(),
+            name if name.starts_with("AUTH_") => admins.to_vec(),
+            _ => Vec::new(),
+        };
+        for file in [&missing, &broken] {
+            // One that is not there holds no keys yet.
+            if setting == "AUTH_KEYS_FILE" && file == &missing {
+                continue;
+            }
+            let env: Vec<_> =
+                with.iter().chain(&[(setting, file.as_str())]).map(|(k, v)| (format!("CONNECTORS_GCP_{k}"), *v)).collect();
+            let env: Vec<_> = env.iter().map(|(k, v)| (k.as_str(), *v)).collect();
+            let (success, text) = run(&env);
+            assert!(!success, "{setting}={file}");
+            let expected = format!("landline: CONNECTORS_GCP_{setting}={file:?}: must be the path of a");
+            assert!(text.lines().any(|line| line.starts_with(&expected)), "{setting}={file}: {text}");
+        }
     }
 }
 
