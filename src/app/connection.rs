@@ -44,7 +44,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
 const STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 /// Bytes of a request's head. Clients put routing parameters, tokens and trace state there; HTTP/2's own count adds 32
 /// a field. Google's front end takes at least 16 KiB.
-const HEADER_LIST_BYTES: u32 = 256 * 1024;
+pub const HEADER_LIST_BYTES: u32 = 256 * 1024;
 /// Answer bytes a stream may hold that its peer has not made room for.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 /// Streams opened and reset before we took them: one read of [`super::coalesce::BUFFER_BYTES`] holds about 2,000 pairs
@@ -76,7 +76,7 @@ impl Server {
     /// `drain` tells every connection to end after the calls under way. With `tls` every connection must begin with it.
     pub fn new(settings: &Settings, tls: Option<Acceptor>, dispatch: Dispatch, drain: CancellationToken) -> Self {
         let mut http1 = http1::Builder::new();
-        http1.timer(TokioTimer::new()).header_read_timeout(HTTP1_HEAD_TIMEOUT);
+        http1.timer(TokioTimer::new()).header_read_timeout(HTTP1_HEAD_TIMEOUT).max_buf_size(HEADER_LIST_BYTES as usize);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())

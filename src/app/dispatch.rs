@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
 use tonic::{Status, body::Body, codegen::BoxFuture, server::NamedService};
 use tower::{Layer, Service, service_fn};
@@ -22,9 +22,11 @@ use crate::{
     },
     app::{
         body::{Budget, Counted},
+        connection::HEADER_LIST_BYTES,
         exchange,
     },
     auth::{Authenticator, CallerRef, Invalid, Mode, Peer},
+    model::text::clipped,
     telemetry,
 };
 
@@ -133,7 +135,7 @@ impl Grpc {
         };
         match late.find(name) {
             Some(service) => service.run(request, counted),
-            None => grpc_status(Status::unimplemented(format!("Unknown service {name}."))),
+            None => grpc_status(Status::unimplemented(format!("Unknown service {}.", clipped(name)))),
         }
     }
 }
@@ -247,6 +249,10 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
 
 impl Dispatch {
     fn route(&self, request: Request<Incoming>) -> Answer {
+        // Over HTTP/2 the connection itself sees to it.
+        if request.version() != Version::HTTP_2 && header_bytes(request.headers()) > HEADER_LIST_BYTES as usize {
+            return plain(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "The headers of the request are too large.\n");
+        }
         #[cfg(feature = "push")]
         if crate::push::has_page(request.uri().path()) && [Method::GET, Method::HEAD].contains(request.method()) {
             return issuer_page(self.grpc.shared.issuer.get().cloned(), request.uri().path().to_owned());
@@ -257,9 +263,7 @@ impl Dispatch {
         }
         if grpc && request.version() != Version::HTTP_2 {
             // The end of a gRPC answer, its status, is a trailer, which HTTP/1 clients do not look for.
-            let mut answer = Response::new(Body::new("gRPC needs HTTP/2.\n".to_owned()));
-            *answer.status_mut() = StatusCode::HTTP_VERSION_NOT_SUPPORTED;
-            return Box::pin(ready(Ok(answer)));
+            return plain(StatusCode::HTTP_VERSION_NOT_SUPPORTED, "gRPC needs HTTP/2.\n");
         }
         // What a stream sends is taken as it comes, for as long as the stream lives; all other requests are collected.
         let streams = grpc && request.uri().path() == STREAMING_PULL;
@@ -345,6 +349,18 @@ fn is_grpc(content_type: Option<&HeaderValue>) -> bool {
             && value[..GRPC.len()].eq_ignore_ascii_case(GRPC)
             && matches!(value.get(GRPC.len()), None | Some(b'+' | b';' | b' '))
     })
+}
+
+/// The size of headers as HTTP/2 counts it.
+fn header_bytes(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum()
+}
+
+/// An answer for people.
+fn plain(status: StatusCode, text: &'static str) -> Answer {
+    let mut answer = Response::new(Body::new(text.to_owned()));
+    *answer.status_mut() = status;
+    Box::pin(ready(Ok(answer)))
 }
 
 fn grpc_status(status: Status) -> Answer {

@@ -86,7 +86,7 @@ pub enum Error {
         "The subscription's topic {subscription} is different from that of the snapshot {snapshot}; they must match in order for Seek to work. Note that a topic that was deleted and created again under the same name is a different topic."
     )]
     SnapshotOfOtherTopic { subscription: String, snapshot: String },
-    #[error("No target was specified in the SeekRequest. Must specify either a time or a snapshot.")]
+    #[error("No target was specified in the SeekRequest. Must specify either a time or a snapshot")]
     NoSeekTarget,
     #[error("You have not specified an ack ID in the request.")]
     NoAckIds,

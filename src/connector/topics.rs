@@ -57,13 +57,13 @@ const PATHS: Paths<TopicDraft, Field> = Paths {
         }),
         path("kms_key_name", Field::KmsKeyName, |to, from| to.kms_key_name.clone_from(&from.kms_key_name)),
         path("schema_settings", Field::Schema, |to, from| to.schema_settings.clone_from(&from.schema_settings)),
-        path("schema_settings.schema", Field::Schema, |to, from| schema(to).schema = schema_of(from).schema),
-        path("schema_settings.encoding", Field::Schema, |to, from| schema(to).encoding = schema_of(from).encoding),
+        path("schema_settings.schema", Field::Schema, |to, from| schema(to, from, |to, from| to.schema = from.schema)),
+        path("schema_settings.encoding", Field::Schema, |to, from| schema(to, from, |to, from| to.encoding = from.encoding)),
         path("schema_settings.first_revision_id", Field::Schema, |to, from| {
-            schema(to).first_revision_id = schema_of(from).first_revision_id;
+            schema(to, from, |to, from| to.first_revision_id = from.first_revision_id);
         }),
         path("schema_settings.last_revision_id", Field::Schema, |to, from| {
-            schema(to).last_revision_id = schema_of(from).last_revision_id;
+            schema(to, from, |to, from| to.last_revision_id = from.last_revision_id);
         }),
         path("message_retention_duration", Field::Retention, |to, from| to.message_retention = from.message_retention),
         Path {
@@ -83,12 +83,13 @@ fn storage_policy(draft: &mut TopicDraft) -> &mut StoragePolicy {
         .get_or_insert_with(|| StoragePolicy { allowed_persistence_regions: Vec::new(), enforce_in_transit: false })
 }
 
-fn schema(draft: &mut TopicDraft) -> &mut SchemaDraft {
-    draft.schema_settings.get_or_insert_default()
-}
-
-fn schema_of(draft: &TopicDraft) -> SchemaDraft {
-    draft.schema_settings.clone().unwrap_or_default()
+/// Copies a part of the schema settings. Where there are none, what is cleared was clear already.
+fn schema(onto: &mut TopicDraft, from: &TopicDraft, copy: fn(&mut SchemaDraft, SchemaDraft)) {
+    let mut settings = onto.schema_settings.clone().unwrap_or_default();
+    copy(&mut settings, from.schema_settings.clone().unwrap_or_default());
+    if onto.schema_settings.is_some() || settings != SchemaDraft::default() {
+        onto.schema_settings = Some(settings);
+    }
 }
 
 /// A topic as it is shown: with what depends on its schema.

@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     fixture::{
-        Api, Backend, Fixture, message,
+        Api, Backend, Fixture, message, rest,
         wait::{SOON, within},
     },
     for_one_backend,
@@ -27,6 +27,7 @@ for_one_backend!(
     floods_of_tiny_frames_are_borne_or_end_the_connection,
     answers_that_nobody_reads_do_not_fill_the_memory,
     bodies_that_come_a_byte_at_a_time_cost_little_and_are_given_up,
+    the_bound_on_headers_holds_over_http1_too,
     many_idle_connections_cost_little,
     a_huge_body_is_refused_and_not_kept,
     a_small_body_that_unpacks_to_a_huge_one_is_refused_and_not_kept,
@@ -368,6 +369,16 @@ async fn unfinished_requests_do_not_fill_the_memory(backend: Backend) {
     }
     unharmed(&fixture, &api, before).await;
     held.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+async fn the_bound_on_headers_holds_over_http1_too(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let (api, address) = (fixture.api().await, fixture.nodes[0].address);
+    let path = format!("/v1/{}/topics", api.parent());
+    for (bytes, status) in [(250_000, 200), (300_000, 431)] {
+        let answer = rest::send(address, "GET", &path, &[("x-long", &"x".repeat(bytes))], "").await;
+        assert_eq!(answer.status, status, "{bytes} bytes");
+    }
 }
 
 async fn broken_frames_end_the_connection(backend: Backend) {

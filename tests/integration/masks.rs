@@ -18,6 +18,7 @@ for_one_backend!(
     an_empty_mask_changes_nothing,
     a_rest_mask_has_many_spellings,
     an_update_is_all_or_nothing,
+    clearing_a_part_of_what_is_not_set_changes_nothing,
     labels_are_replaced_as_a_whole,
     immutable_and_unknown_paths_are_refused,
 );
@@ -137,6 +138,24 @@ async fn an_update_is_all_or_nothing(backend: Backend) {
         // A field outside the mask is not even looked at.
         let updated = api.update_subscription(&name, &["labels"], low).await.unwrap();
         assert_eq!(updated, Subscription { labels: labels(&[("a", "b")]), ..before });
+    }
+}
+
+async fn clearing_a_part_of_what_is_not_set_changes_nothing(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    for api in fixture.apis().await {
+        let (topic, subscription) = api.pair().await;
+        let before = api.get_topic(&topic).await.unwrap();
+        for part in ["schema", "encoding", "first_revision_id", "last_revision_id"] {
+            let request = Topic { name: topic.clone(), ..Default::default() };
+            let updated = update_topic(&api, request, &[&format!("schema_settings.{part}")]).await;
+            assert_eq!(updated.unwrap_or_else(|e| panic!("{part}: {e:?}")), before);
+        }
+        let before = api.get_subscription(&subscription).await.unwrap();
+        for part in ["push_config.oidc_token", "push_config.attributes", "dead_letter_policy.max_delivery_attempts"] {
+            let updated = api.update_subscription(&subscription, &[part], |_| {}).await;
+            assert_eq!(updated.unwrap_or_else(|e| panic!("{part}: {e:?}")), before);
+        }
     }
 }
 
