@@ -12,6 +12,7 @@ mod error;
 mod json;
 mod query;
 mod routes;
+mod selection;
 mod shape;
 mod template;
 
@@ -33,8 +34,10 @@ use tower::{BoxError, Service};
 use self::{
     query::Format,
     routes::{Binding, BodyBinding, Routes},
+    selection::Selection,
 };
 use super::proto::FILE_DESCRIPTOR_SET;
+use crate::model::text::clipped;
 
 pub use self::{routes::SetupError, shape::Shape, template::TemplateError};
 
@@ -167,7 +170,7 @@ where
     let (parts, body) = request.into_parts();
     let verb = verb(&parts);
     let Some((route, values)) = routes.find(&verb, parts.uri.path()) else {
-        let path = json::clipped(parts.uri.path());
+        let (verb, path) = (clipped(verb.as_str()), clipped(parts.uri.path()));
         return Err(Status::not_found(format!("Method not found: {verb} {path} is not part of this API.")));
     };
     let values = values.map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -179,6 +182,9 @@ where
         query = format!("{query}&{}", String::from_utf8_lossy(&body::decode(std::mem::take(&mut body), encoding)?));
     }
 
+    let selection = Selection::parse(&query::fields(&query)).map_err(|at| {
+        Status::invalid_argument(format!("Invalid field selection: it is not understood from '{}' on.", clipped(&at)))
+    })?;
     let (binding, input, output) = (Arc::clone(&route.binding), route.input.clone(), route.output.clone());
     let framed = body::offload(body.len(), move || {
         let body = body::decode(body, encoding)?;
@@ -186,7 +192,7 @@ where
     })
     .await?;
     let answer = call::unary(grpc, route.grpc_path.clone(), parts, framed).await?;
-    body::offload(answer.len(), move || Ok(style.finish(write_response(output, answer, style.format)?))).await
+    body::offload(answer.len(), move || Ok(style.finish(write_response(output, answer, style.format, &selection)?))).await
 }
 
 /// The verb of a request, after the override.
@@ -228,14 +234,20 @@ fn read_request(
 }
 
 /// The answer of a method as JSON. Fields with their default are left out, 64-bit integers are strings.
-fn write_response(output: MessageDescriptor, answer: Bytes, format: Format) -> Result<Vec<u8>, Status> {
+fn write_response(output: MessageDescriptor, answer: Bytes, format: Format, selection: &Selection) -> Result<Vec<u8>, Status> {
     let fault = |text: String| {
         tracing::error!("an answer can't be shown as JSON: {text}");
         Status::internal("The answer could not be read.")
     };
     let message = DynamicMessage::decode(output, answer).map_err(|error| fault(error.to_string()))?;
     let options = SerializeOptions::new().use_enum_numbers(format.enum_numbers);
-    to_json(&Serialized { message, options }, format).map_err(|error| fault(error.to_string()))
+    let message = Serialized { message, options };
+    if selection.is_everything() {
+        return to_json(&message, format).map_err(|error| fault(error.to_string()));
+    }
+    let mut value = serde_json::to_value(message).map_err(|error| fault(error.to_string()))?;
+    selection.keep(&mut value);
+    to_json(&value, format).map_err(|error| fault(error.to_string()))
 }
 
 /// A message together with the way to write it.
@@ -251,7 +263,12 @@ impl Serialize for Serialized {
 }
 
 fn to_json(value: &impl Serialize, format: Format) -> serde_json::Result<Vec<u8>> {
-    if format.pretty { serde_json::to_vec_pretty(value) } else { serde_json::to_vec(value) }
+    if format.one_line {
+        return serde_json::to_vec(value);
+    }
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 /// How an answer is written.

@@ -10,6 +10,7 @@ use crate::{
         Name, NameError,
         access::{AccessPolicy, Binding, PERMISSIONS, PermissionSet},
         names::{Collection, SchemaKind, SnapshotKind, SubscriptionKind, TopicKind},
+        text::clipped,
     },
 };
 
@@ -75,7 +76,7 @@ fn check(policy: &AccessPolicy) -> Result<(), Error> {
 fn check_binding(binding: &Binding) -> Result<(), Error> {
     if PermissionSet::of_role(&binding.role).is_none() {
         let roles = "roles/pubsub.admin, .editor, .viewer, .publisher or .subscriber; other roles are not known to this server";
-        return Err(Error::argument("policy.bindings.role", format!("'{}'; it must be {roles}", binding.role)));
+        return Err(Error::argument("policy.bindings.role", format!("'{}'; it must be {roles}", clipped(&binding.role))));
     }
     let known = |member: &str| {
         matches!(member, "allUsers" | "allAuthenticatedUsers")
@@ -86,7 +87,10 @@ fn check_binding(binding: &Binding) -> Result<(), Error> {
     match binding.members.iter().find(|member| !known(member)) {
         Some(member) => Err(Error::argument(
             "policy.bindings.members",
-            format!("'{member}'; it must be allUsers, allAuthenticatedUsers or have a prefix such as user: or serviceAccount:"),
+            format!(
+                "'{}'; it must be allUsers, allAuthenticatedUsers or have a prefix such as user: or serviceAccount:",
+                clipped(member)
+            ),
         )),
         None => Ok(()),
     }
@@ -133,11 +137,13 @@ impl Connector {
     pub async fn set_policy(
         &self,
         resource: &str,
-        policy: AccessPolicy,
+        mut policy: AccessPolicy,
         expected: &[u8],
     ) -> Result<(AccessPolicy, Bytes), Error> {
         let resource = Resource::parse(resource)?;
         check(&policy)?;
+        // A role that nobody has.
+        policy.bindings.retain(|binding| !binding.members.is_empty());
         let incarnation = self.incarnation(&resource).await?.ok_or_else(|| Error::NotFound(resource.id.clone()))?;
         for _ in 0..super::topics::CHANGE_TRIES {
             let (_, version, expect) = self.stored_policy(&resource, incarnation).await?;
@@ -163,7 +169,7 @@ impl Connector {
     pub async fn test_permissions(&self, resource: &str, permissions: Vec<String>) -> Result<Vec<String>, Error> {
         let resource = Resource::parse(resource)?;
         if let Some(unknown) = permissions.iter().find(|p| !PERMISSIONS.contains(&p.as_str())) {
-            return Err(Error::argument("permissions", format!("'{unknown}' is not a permission of Pub/Sub")));
+            return Err(Error::argument("permissions", format!("'{}' is not a permission of Pub/Sub", clipped(unknown))));
         }
         Ok(if self.incarnation(&resource).await?.is_some() { permissions } else { Vec::new() })
     }

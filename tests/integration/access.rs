@@ -46,14 +46,18 @@ async fn a_policy_is_kept_as_set(backend: Backend) {
     for api in fixture.apis().await {
         for resource in resources(&api).await {
             let fresh = api.ok(get(&resource)).await;
-            assert!(fresh.bindings.is_empty() && !fresh.etag.is_empty(), "{resource}: {fresh:?}");
+            // As in production: `{"etag": "ACAB"}`.
+            assert_eq!(fresh, Policy { etag: vec![0x00, 0x20, 0x01].into(), ..Default::default() }, "{resource}");
             let mut bindings = vec![
                 binding("roles/pubsub.publisher", &["user:a@example.com", "group:b@example.com"]),
                 binding("roles/pubsub.viewer", &["allUsers"]),
             ];
-            let policy = Policy { bindings: bindings.clone(), etag: fresh.etag.clone(), ..Default::default() };
+            let mut sent = bindings.clone();
+            sent.push(binding("roles/pubsub.editor", &[]));
+            let policy = Policy { bindings: sent, etag: fresh.etag.clone(), ..Default::default() };
             let stored = api.ok(set(&resource, policy)).await;
             assert_ne!(stored.etag, fresh.etag);
+            assert_eq!(stored.version, 1);
             let mut got = api.ok(get(&resource)).await;
             assert_eq!(got, stored);
             got.bindings.sort_by(|a, b| a.role.cmp(&b.role));

@@ -14,7 +14,10 @@ use crate::{
         status::to_status,
     },
     connector::{Connector, Error},
-    model::access::{self, AccessPolicy},
+    model::{
+        access::{self, AccessPolicy},
+        text::clipped,
+    },
 };
 
 /// Parts of a policy an update mask may name; the whole policy is replaced in any case.
@@ -35,7 +38,8 @@ impl IamPolicyService {
 fn to_proto((policy, etag): (AccessPolicy, bytes::Bytes)) -> Policy {
     let binding = |b: access::Binding| Binding { role: b.role, members: b.members, condition: None };
     Policy {
-        version: policy.version,
+        // A policy without conditions is of version 1; an empty one has none.
+        version: if policy.bindings.is_empty() { policy.version } else { policy.version.max(1) },
         bindings: policy.bindings.into_iter().map(binding).collect(),
         audit_configs: Vec::new(),
         etag,
@@ -61,7 +65,7 @@ impl IamPolicy for IamPolicyService {
         let request = self.gate.admit(request).await?.0;
         let request = request.into_inner();
         if let Some(path) = request.update_mask.iter().flat_map(|m| &m.paths).find(|p| !MASK.contains(&p.as_str())) {
-            let why = format!("'{path}' is not one of bindings, etag and version");
+            let why = format!("'{}' is not one of bindings, etag and version", clipped(path));
             return Err(to_status(Error::argument("update_mask", why)));
         }
         let policy = request.policy.ok_or_else(|| Error::argument("policy", "it must be set"));

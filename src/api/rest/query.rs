@@ -4,8 +4,8 @@ use percent_encoding::percent_decode_str;
 use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, ReflectMessage};
 use serde_json::Value as Json;
 
-use super::json::{Reader, clipped, field_by_any_name};
-use crate::api::proto::rpc::bad_request::FieldViolation;
+use super::json::{Reader, field_by_any_name};
+use crate::{api::proto::rpc::bad_request::FieldViolation, model::text::clipped};
 
 /// Parameters that every method of the API takes. They are not fields, and most have no effect here. Names that begin with
 /// `$` are such parameters too.
@@ -30,8 +30,8 @@ const WITH_STRING_FORM: [&str; 3] = ["google.protobuf.Duration", "google.protobu
 /// What the system parameters ask of the answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Format {
-    /// Line breaks and indentation.
-    pub pretty: bool,
+    /// Without the line breaks and the indentation that are usual.
+    pub one_line: bool,
     /// Enums as numbers instead of names.
     pub enum_numbers: bool,
 }
@@ -50,12 +50,17 @@ pub fn format(query: &str) -> Format {
     let mut format = Format::default();
     for (name, value) in pairs(query) {
         match name.trim_start_matches('$') {
-            "prettyPrint" | "pp" => format.pretty = matches!(value.as_str(), "true" | "1" | ""),
+            "prettyPrint" | "pp" => format.one_line = matches!(value.as_str(), "false" | "0"),
             "alt" => format.enum_numbers = value.split(';').any(|option| option.trim() == "enum-encoding=int"),
             _ => {}
         }
     }
     format
+}
+
+/// What the answer is to hold, as the parameter `fields` says; empty for everything.
+pub fn fields(query: &str) -> String {
+    pairs(query).filter(|(name, _)| name.trim_start_matches('$') == "fields").map(|(_, value)| value).last().unwrap_or_default()
 }
 
 /// Sets the fields named in a query.
@@ -77,10 +82,6 @@ pub fn read(target: &mut DynamicMessage, query: &str) -> Result<(), Vec<FieldVio
 fn set(reader: &mut Reader, target: &mut DynamicMessage, name: &str, value: String) -> Result<(), &'static str> {
     let fields = way(target, name)?;
     let Some((last, outer)) = fields.split_last() else { return Ok(()) };
-    // A number without digits is a parameter that a form left empty.
-    if value.is_empty() && !matches!(last.kind(), Kind::String | Kind::Bytes) {
-        return Ok(());
-    }
     let path = fields.iter().map(FieldDescriptor::name).collect::<Vec<_>>().join(".");
     let Some(value) = reader.value_at(&path, &last.kind(), &Json::String(value)) else { return Ok(()) };
     let mut message = target;
@@ -173,9 +174,11 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_refused_and_empty_ones_passed_over() {
+    fn bad_values_are_refused() {
         assert_eq!(list("pageSize=abc").unwrap_err(), "Invalid value at 'page_size' (TYPE_INT32), \"abc\"");
-        assert_eq!(list("pageSize=&view=&pageToken=&&").unwrap(), json!({}));
+        assert_eq!(list("pageSize=").unwrap_err(), "Invalid value at 'page_size' (TYPE_INT32), \"\"");
+        assert!(list("view=").is_err());
+        assert_eq!(list("pageToken=&&").unwrap(), json!({}));
     }
 
     #[test]
@@ -195,7 +198,8 @@ mod tests {
         let query = "$alt=json%3Benum-encoding%3Dint&alt=json&prettyPrint=false&key=abc&fields=name&quotaUser=x&$.xgafv=1\
                      &access_token=t";
         assert_eq!(list(query).unwrap(), json!({}));
-        assert_eq!(format(query), Format::default());
+        assert_eq!(format(query), Format { one_line: true, enum_numbers: false });
+        assert_eq!((fields(query).as_str(), fields("pageSize=1").as_str()), ("name", ""));
     }
 
     #[test]
@@ -203,8 +207,8 @@ mod tests {
         assert!(format("$alt=json%3Benum-encoding%3Dint").enum_numbers);
         assert!(format("$alt=json;enum-encoding=int").enum_numbers);
         assert!(!format("$alt=json").enum_numbers);
-        assert!(format("prettyPrint=true").pretty && format("$prettyPrint=1").pretty);
-        assert!(!format("prettyPrint=false").pretty && !format("").pretty);
+        assert!(!format("prettyPrint=true").one_line && !format("$prettyPrint=1").one_line && !format("").one_line);
+        assert!(format("prettyPrint=false").one_line && format("pp=0").one_line);
     }
 
     proptest! {

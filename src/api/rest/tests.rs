@@ -88,9 +88,9 @@ async fn query_fields_reach_the_service() {
 async fn an_empty_answer_is_an_empty_object() {
     let fixture = Fixture::new();
     let answer = fixture.send(Method::GET, "/v1/projects/empty/topics", ()).await;
-    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"{}"[..]));
+    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"{}\n"[..]));
     let answer = fixture.send(Method::DELETE, "/v1/projects/p/topics/t", ()).await;
-    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"{}"[..]));
+    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"{}\n"[..]));
     assert_eq!(answer.header("content-type"), "application/json; charset=UTF-8");
 }
 

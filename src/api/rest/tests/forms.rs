@@ -19,16 +19,30 @@ async fn enums_are_numbers_in_answers_when_asked_for() {
 }
 
 #[tokio::test]
-async fn answers_are_on_one_line_unless_asked_otherwise() {
+async fn answers_are_laid_out_for_people_unless_asked_otherwise() {
     let fixture = Fixture::new();
     let lines = async |query: &str| {
         let answer = fixture.send(Method::GET, &format!("/v1/projects/p/topics/t{query}"), ()).await;
         answer.body.iter().filter(|byte| **byte == b'\n').count()
     };
-    assert_eq!([lines("").await, lines("?prettyPrint=false").await], [0, 0]);
-    assert!(lines("?prettyPrint=true").await > 1);
-    let error = fixture.send(Method::GET, "/v1/projects/p/topics/missing?prettyPrint=true", ()).await;
-    assert!(error.body.contains(&b'\n'));
+    assert_eq!([lines("?prettyPrint=false").await, lines("?pp=0").await], [0, 0]);
+    assert!(lines("").await > 1 && lines("?prettyPrint=true").await > 1);
+    let error = fixture.send(Method::GET, "/v1/projects/p/topics/missing", ()).await;
+    assert!(error.body.ends_with(b"}\n"));
+    let error = fixture.send(Method::GET, "/v1/projects/p/topics/missing?prettyPrint=false", ()).await;
+    assert!(!error.body.contains(&b'\n'));
+}
+
+#[tokio::test]
+async fn an_answer_holds_the_fields_that_are_asked_for() {
+    let fixture = Fixture::new();
+    let path = "/v1/projects/p/topics/t";
+    let answer =
+        fixture.send(Method::PUT, &format!("{path}?fields=name,labels/a"), json!({"labels": {"a": "1", "b": "2"}})).await;
+    assert_eq!(answer.json(), json!({"name": "projects/p/topics/t", "labels": {"a": "1"}}));
+    let (code, status, text) = fixture.send(Method::GET, &format!("{path}?fields=name("), ()).await.error();
+    assert_eq!((code, status), (400, "INVALID_ARGUMENT"));
+    assert!(text.contains("field selection"), "{text}");
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ async fn one_port_speaks_grpc_and_rest_over_both_versions_of_http() {
 
     let answer = exchange(address, b"GET /v1/projects/p/topics/t HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-    assert!(answer.ends_with(r#"{"name":"projects/p/topics/t","state":"ACTIVE"}"#), "{answer}");
+    assert!(answer.ends_with("{\n  \"name\": \"projects/p/topics/t\",\n  \"state\": \"ACTIVE\"\n}\n"), "{answer}");
 
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) =
@@ -78,7 +78,10 @@ async fn a_chunked_body_is_read() {
     let request = b"POST /v1/projects/p/topics/t:publish HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\
                     Connection: close\r\n\r\n10\r\n{\"messages\":[{\"d\r\ne\r\nata\":\"aGk=\"}]}\r\n0\r\n\r\n";
     let answer = exchange(serve().await, request).await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with(r#"{"messageIds":["1"]}"#), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("{\n  \"messageIds\": [\n    \"1\"\n  ]\n}\n"),
+        "{answer}"
+    );
 }
 
 #[tokio::test]
