@@ -1,12 +1,12 @@
 //! Subscription filters.
 
 use landline::api::proto::pubsub::{
-    CreateSnapshotRequest, DeadLetterPolicy, PubsubMessage, PushConfig, SeekRequest, Subscription, Topic, seek_request::Target,
+    DeadLetterPolicy, PubsubMessage, PushConfig, SeekRequest, Subscription, seek_request::Target,
 };
 use tonic::Code;
 
 use crate::{
-    fixture::{Api, Backend, Fixture, code, eventually, message, message::Build, sink::Sink, timestamp, wait::SOON},
+    fixture::{Api, Backend, Fixture, code, message, message::Build, sink::Sink, timestamp},
     for_every_backend, for_one_backend,
 };
 
@@ -14,7 +14,6 @@ for_every_backend!(
     a_filter_keeps_messages_out_for_good,
     filtered_messages_do_not_disturb_the_order_of_the_others,
     filtered_messages_stay_out_after_a_seek_and_of_the_dead_letter_topic,
-    messages_from_before_the_subscription_are_filtered_too,
 );
 for_one_backend!(
     negations_match_a_missing_attribute,
@@ -258,52 +257,5 @@ async fn filtered_messages_stay_out_after_a_seek_and_of_the_dead_letter_topic(ba
         assert_eq!(api.take(&subscription).await.text(), "y");
         assert!(api.pull_now(&subscription, 10).await.is_empty());
         api.assert_drained(&dead, &graveyard).await;
-    }
-}
-
-/// What a seek brings from the topic or from another subscription's snapshot passes the filter as well, on every path.
-async fn messages_from_before_the_subscription_are_filtered_too(backend: Backend) {
-    let fixture = Fixture::start(backend).await;
-    let api = fixture.api().await;
-    let retention = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
-    let topic =
-        api.ok(Topic { name: api.topic("orders"), message_retention_duration: retention, ..Default::default() }).await.name;
-    let all = api.create_subscription("all", &topic).await;
-    let mixed = |round: usize| {
-        (0..30).map(move |n| {
-            let keep = if n % 10 == 9 { "y" } else { "n" };
-            message(format!("{round}-{n:02}-{keep}")).attribute("keep", keep)
-        })
-    };
-    api.publish(&topic, mixed(1)).await;
-    let snapshot = CreateSnapshotRequest { name: api.snapshot("snap"), subscription: all, ..Default::default() };
-    let snapshot = api.ok(snapshot).await.name;
-    api.publish(&topic, mixed(2)).await;
-    let expected = ["1-09-y", "1-19-y", "1-29-y", "2-09-y", "2-19-y", "2-29-y"];
-    let targets = [Target::Time(timestamp(-3600)), Target::Snapshot(snapshot)];
-    for (number, target) in targets.into_iter().enumerate() {
-        let filter = |s: &mut Subscription| s.filter = "attributes.keep = \"y\"".into();
-        let late = api.create_subscription_with(&format!("late-{number}"), &topic, filter).await;
-        let seek = || SeekRequest { subscription: late.clone(), target: Some(target.clone()) };
-        api.ok(seek()).await;
-        let mut got = Vec::new();
-        while got.len() < expected.len() {
-            let received = api.pull(&late, 1).await;
-            api.ack(&late, &received).await;
-            got.push(received[0].text().to_owned());
-        }
-        got.sort_unstable();
-        assert_eq!(got, expected);
-        eventually("the others are gone", SOON, async || api.pull_now(&late, 10).await.is_empty()).await;
-        api.ok(seek()).await;
-        let mut stream = api.stream(&late).await;
-        let mut got = Vec::new();
-        for received in stream.messages(expected.len()).await {
-            stream.ack(&received);
-            got.push(received.text().to_owned());
-        }
-        got.sort_unstable();
-        assert_eq!(got, expected);
-        assert!(stream.try_message(std::time::Duration::from_millis(300)).await.is_none());
     }
 }

@@ -31,6 +31,7 @@ use crate::{
 for_every_backend!(
     a_wrapped_push_has_the_documented_body,
     the_answer_decides_whether_a_push_is_an_ack,
+    a_failed_push_is_repeated_after_a_pause_that_grows,
     pushes_of_a_key_come_one_by_one_in_order,
     a_push_backlog_survives_an_outage_of_the_endpoint,
     exhausted_pushes_become_dead_letters,
@@ -38,6 +39,7 @@ for_every_backend!(
 for_one_backend!(
     redirects_are_not_followed,
     an_unwrapped_push_is_the_payload_itself,
+    an_empty_unwrapped_push_says_that_it_is_empty,
     attributes_that_are_no_headers_do_no_harm,
     endpoints_are_kept_to_the_byte_and_checked,
     a_push_subscription_can_not_be_pulled,
@@ -105,6 +107,24 @@ async fn the_answer_decides_whether_a_push_is_an_ack(backend: Backend) {
     assert_eq!(sink.next().await.text(), "last");
 }
 
+/// Without a retry policy: 100 ms at first, and twice as long each time.
+async fn a_failed_push_is_repeated_after_a_pause_that_grows(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let sink = Sink::start().await;
+    let (topic, _) = pushing(&api, &sink.url("/"), |_| {}).await;
+    sink.next_answers(&[500, 500, 500]);
+    api.publish_texts(&topic, &["m1"]).await;
+    let mut before = sink.next().await.at;
+    for least_ms in [100, 200, 400] {
+        let at = sink.next().await.at;
+        let pause = at - before;
+        // The first push was answered after it was noted.
+        assert!(pause >= Duration::from_millis(least_ms), "{pause:?} where {least_ms} ms are due");
+        before = at;
+    }
+}
+
 /// C143
 async fn redirects_are_not_followed(backend: Backend) {
     let fixture = Fixture::start(backend).await;
@@ -145,6 +165,17 @@ async fn an_unwrapped_push_is_the_payload_itself(backend: Backend) {
         assert_eq!(&pushed.body[..], b"{\"a\":1}");
         assert!(pushed.headers.keys().all(|k| !k.as_str().starts_with("x-goog")), "{:?}", pushed.headers);
         assert_eq!(pushed.header("ce-type"), None);
+    }
+}
+
+/// Some servers answer 411 to a POST that does not say how long it is.
+async fn an_empty_unwrapped_push_says_that_it_is_empty(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let sink = Sink::start().await;
+    for write_metadata in [false, true] {
+        let (pushed, ..) = unwrapped(&api, &sink, write_metadata, message("").attribute("a", "b")).await;
+        assert_eq!((pushed.header("content-length"), pushed.body.len()), (Some("0"), 0));
     }
 }
 
