@@ -151,7 +151,8 @@ impl Connector {
         }
         // The broker's part in it is that of the settings now.
         if self.current(entry).await?.subscription.enable_exactly_once_delivery {
-            let failed = ack_ids.iter().zip(outcomes).filter_map(|(id, outcome)| Some((clipped(id).into_owned(), failure(*outcome)?)));
+            let failed =
+                ack_ids.iter().zip(outcomes).filter_map(|(id, outcome)| Some((clipped(id).into_owned(), failure(*outcome)?)));
             return Err(Error::AckIds(failed.collect()));
         }
         if outcomes.contains(&Outcome::Retry) {
