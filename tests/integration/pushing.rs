@@ -25,17 +25,21 @@ use crate::{
         stream::first,
         wait::SOON,
     },
-    for_every_backend, for_one_backend,
+    for_every_backend, for_one_backend, tests_on,
 };
 
 for_every_backend!(
     a_wrapped_push_has_the_documented_body,
     the_answer_decides_whether_a_push_is_an_ack,
-    a_failed_push_is_repeated_after_a_pause_that_grows,
     pushes_of_a_key_come_one_by_one_in_order,
     a_push_backlog_survives_an_outage_of_the_endpoint,
     exhausted_pushes_become_dead_letters,
 );
+// Each server pauses for itself, and another may try meanwhile.
+tests_on! {
+    [embedded Embedded, redis Redis, redis_cluster RedisCluster]
+    a_failed_push_is_repeated_after_a_pause_that_grows
+}
 for_one_backend!(
     redirects_are_not_followed,
     an_unwrapped_push_is_the_payload_itself,
