@@ -92,6 +92,17 @@ fn schema(onto: &mut TopicDraft, from: &TopicDraft, copy: fn(&mut SchemaDraft, S
     }
 }
 
+/// The change that writes a topic's record, if what it expects is there.
+fn written(topic: &Topic, expect: Expect) -> Result<Change, Error> {
+    Ok(Change {
+        kind: Kind::Topic,
+        name: topic.name.to_string(),
+        expect,
+        body: Some(record::encode(topic)?),
+        effect: Effect::OpenTopic(config(topic)),
+    })
+}
+
 /// A topic as it is shown: with what depends on its schema.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TopicView {
@@ -164,13 +175,7 @@ impl Connector {
         for field in FIELDS {
             self.set_topic_field(&mut topic, field, &draft).await?;
         }
-        let change = Change {
-            kind: Kind::Topic,
-            name: name.to_string(),
-            expect: Expect::Absent,
-            body: Some(record::encode(&topic)?),
-            effect: Effect::OpenTopic(config(&topic)),
-        };
+        let change = written(&topic, Expect::Absent)?;
         match self.catalog.change(change).await {
             Ok(_) => self.topic_view(topic).await,
             Err(BrokerError::Conflict(_)) => Err(Error::exists(&name)),
@@ -233,14 +238,7 @@ impl Connector {
             for field in merge(&paths, &mut merged, &draft) {
                 self.set_topic_field(&mut next, field, &merged).await?;
             }
-            let change = Change {
-                kind: Kind::Topic,
-                name: name.to_string(),
-                expect: Expect::Version(version),
-                body: Some(record::encode(&next)?),
-                effect: Effect::OpenTopic(config(&next)),
-            };
-            match self.catalog.change(change).await {
+            match self.catalog.change(written(&next, Expect::Version(version))?).await {
                 Ok(_) => return self.topic_view(next).await,
                 Err(BrokerError::Conflict(_) | BrokerError::Gone) => {}
                 Err(error) => return Err(error.into()),
@@ -257,14 +255,7 @@ impl Connector {
                 Err(Error::NotFound(_)) => return Ok(()),
                 found => found?,
             };
-            let change = Change {
-                kind: Kind::Topic,
-                name: name.to_string(),
-                expect: Expect::Version(version),
-                body: Some(record::encode(&topic)?),
-                effect: Effect::OpenTopic(config(&topic)),
-            };
-            match self.catalog.change(change).await {
+            match self.catalog.change(written(&topic, Expect::Version(version))?).await {
                 Ok(_) | Err(BrokerError::Gone) => return Ok(()),
                 Err(BrokerError::Conflict(_)) => {}
                 Err(error) => return Err(error.into()),

@@ -9,8 +9,8 @@ use tonic::Code;
 
 use crate::{
     fixture::{
-        Api, Backend, Fixture, api::publish_request, mask, message, message::Build, message::texts, rest, seconds, sink::Sink,
-        wait::SOON,
+        Api, Backend, Fixture, Received, api::publish_request, mask, message, message::Build, message::texts, rest, seconds,
+        sink::Sink, wait::SOON,
     },
     for_every_backend, for_one_backend,
 };
@@ -105,23 +105,30 @@ async fn a_subscription_transforms_what_it_delivers(backend: Backend) {
     }
 }
 
-async fn failing_transforms_lead_to_dead_letters_that_say_why(backend: Backend) {
-    let fixture = Fixture::start(backend).await;
-    let api = fixture.api().await;
+/// Publishes "bad" and "good" to a subscription with dead letters: what "bad" becomes, and the text of what is delivered.
+async fn bad_and_good(api: &Api, set: impl FnOnce(&mut Subscription)) -> (Received, String) {
     let dead = api.create_topic("dead").await;
     let graveyard = api.create_subscription("graveyard", &dead).await;
-    let (topic, subscription) = shaped(&api, |s| {
+    let (topic, subscription) = shaped(api, |s| {
         s.dead_letter_policy = Some(DeadLetterPolicy { dead_letter_topic: dead.clone(), max_delivery_attempts: 5 });
         s.retry_policy = Some(RetryPolicy { minimum_backoff: Some(seconds(0)), maximum_backoff: Some(seconds(0)) });
+        set(s);
     })
     .await;
     let mut stream = api.stream(&subscription).await;
     api.publish(&topic, [message("bad"), message("good")]).await;
     let good = stream.message().await;
-    assert_eq!(good.text(), "good!");
     stream.ack(&good);
     let letter = api.take(&graveyard).await;
     assert_eq!(letter.text(), "bad");
+    (letter, good.text().to_owned())
+}
+
+async fn failing_transforms_lead_to_dead_letters_that_say_why(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    let api = fixture.api().await;
+    let (letter, delivered) = bad_and_good(&api, |_| {}).await;
+    assert_eq!(delivered, "good!");
     let attributes = &letter.message.attributes;
     assert_eq!(attributes["CloudPubSubDeadLetterSourceDeliveryCount"], "5");
     let why = &attributes["CloudPubSubDeadLetterSourceDeliveryErrorMessage"];
@@ -132,21 +139,8 @@ async fn illegal_messages_of_transforms_are_not_delivered(backend: Backend) {
     const LONG: &str = "function f(m) { if (m.data === 'bad') m.attributes.a = 'x'.repeat(1025); return m; }";
     let fixture = Fixture::start(backend).await;
     let api = fixture.api().await;
-    let dead = api.create_topic("dead").await;
-    let graveyard = api.create_subscription("graveyard", &dead).await;
-    let (topic, subscription) = shaped(&api, |s| {
-        s.message_transforms = vec![udf("f", LONG)];
-        s.dead_letter_policy = Some(DeadLetterPolicy { dead_letter_topic: dead.clone(), max_delivery_attempts: 5 });
-        s.retry_policy = Some(RetryPolicy { minimum_backoff: Some(seconds(0)), maximum_backoff: Some(seconds(0)) });
-    })
-    .await;
-    let mut stream = api.stream(&subscription).await;
-    api.publish(&topic, [message("bad"), message("good")]).await;
-    let good = stream.message().await;
-    assert_eq!(good.text(), "good");
-    stream.ack(&good);
-    let letter = api.take(&graveyard).await;
-    assert_eq!(letter.text(), "bad");
+    let (letter, delivered) = bad_and_good(&api, |s| s.message_transforms = vec![udf("f", LONG)]).await;
+    assert_eq!(delivered, "good");
     let why = &letter.message.attributes["CloudPubSubDeadLetterSourceDeliveryErrorMessage"];
     assert!(why.contains("The value of attribute 'a' is too long"), "{why}");
 }
