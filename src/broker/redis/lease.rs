@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::{Cmd, Value, cmd};
 
 use super::{
-    codec::{Reader, Set, Stored},
+    codec::{FLAG_GAPS, Reader, Set, Stored},
     connection::{Failure, Request},
     engine::{Engine, array, bytes},
     library::function,
@@ -86,6 +86,24 @@ fn reads(key: &str, stored: &Stored, set: &Set, into: &mut Vec<Cmd>) {
     into.push(data);
 }
 
+/// What the library read already of the first chunks of an answer.
+#[derive(Default)]
+pub(super) struct Given {
+    /// Of so many chunks.
+    count: usize,
+    /// What the commands of [`reads`] would answer, one chunk's after the other's.
+    values: Vec<Value>,
+}
+
+/// How many commands read what is wanted of a chunk.
+fn values_of(stored: &Stored) -> usize {
+    match (stored.is_whole(), stored.flags & FLAG_GAPS) {
+        (true, _) => 1,
+        (false, 0) => 2,
+        (false, _) => 3,
+    }
+}
+
 /// Puts what was read together; nothing when the payload is gone.
 fn assemble(stored: &Stored, set: &Set, values: &mut impl Iterator<Item = Value>) -> Result<Option<Vec<Bytes>>, BrokerError> {
     let mut next = || match values.next() {
@@ -161,10 +179,14 @@ impl Engine {
         };
         let mut from = Reader(answer.get(3).map(bytes).transpose()?.unwrap_or_default());
         let (lease, deadline_at_ms, max_attempts) = (from.u64()?, from.u64()?, from.u32()?);
-        // Whether exactly-once and ordered; then how many payloads of the first chunks are given along, which version 1 did not.
+        // Whether exactly-once and ordered; then of how many of the first chunks the payloads are given along.
         from.bytes(2)?;
-        let given = usize::from(from.u8().unwrap_or(0));
-        let given = answer.split_off(answer.len().saturating_sub(given));
+        let count = usize::from(from.u8()?);
+        let mut values = 0;
+        for first in answer.iter().skip(4).take(count) {
+            values += values_of(&Picked::read(bytes(first)?)?.stored);
+        }
+        let given = Given { count, values: answer.split_off(answer.len().saturating_sub(values)) };
         let picked = answer.iter().skip(4).map(|v| Picked::read(bytes(v)?)).collect::<Result<Vec<_>, _>>()?;
         if !picked.is_empty() {
             queue.fed(session);
@@ -192,22 +214,22 @@ impl Engine {
         leased
     }
 
-    /// Reads the payloads of several chunks in one go; those of the first are `given`, whole. Nothing stands for a chunk whose
-    /// payload is gone.
+    /// Reads the payloads of several chunks in one go; those of the first are `given`. Nothing stands for a chunk whose payload
+    /// is gone.
     pub(super) async fn read<'a>(
         self: &Arc<Self>,
         queue: &QueueView,
         chunks: impl Iterator<Item = (&'a Stored, &'a Set)> + Clone,
-        mut given: Vec<Value>,
+        mut given: Given,
     ) -> Result<Vec<Option<Vec<Bytes>>>, BrokerError> {
         let mut commands = Vec::new();
-        for (stored, set) in chunks.clone().skip(given.len()) {
+        for (stored, set) in chunks.clone().skip(given.count) {
             reads(&queue.key, stored, set, &mut commands);
         }
         if !commands.is_empty() {
-            given.extend(self.shards.call(queue.slot, &Request::Many(commands)).await?);
+            given.values.extend(self.shards.call(queue.slot, &Request::Many(commands)).await?);
         }
-        let mut values = given.into_iter();
+        let mut values = given.values.into_iter();
         let mut read = Vec::new();
         for (stored, set) in chunks {
             read.push(assemble(stored, set, &mut values)?);
@@ -258,7 +280,7 @@ impl Engine {
             let token = LeaseToken { transaction: stored.chunk, sequence, lease, attempt: u32::from(failures) };
             taken.push((stored, set, token, u32::from(counted)));
         }
-        let messages = self.read(&queue, taken.iter().map(|(stored, set, _, _)| (stored, set)), Vec::new()).await?;
+        let messages = self.read(&queue, taken.iter().map(|(stored, set, _, _)| (stored, set)), Given::default()).await?;
         let letters = taken.into_iter().zip(messages).filter_map(|((stored, _, token, attempts), messages)| match messages {
             Some(mut messages) => Some(DeadLetter { token, attempts, message: messages.pop()? }),
             None => {

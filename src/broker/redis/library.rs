@@ -7,7 +7,7 @@ use crate::broker::BrokerError;
 /// Version of the library's functions: raised with every change of what they take or answer. It is part of their names, so
 /// that nodes of two versions work on the same data side by side, each with its own functions. What is stored has a version
 /// of its own (`FORMAT` in `lua/library.lua`), which every function checks.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The library's text; the order matters, later parts use the local functions of earlier ones.
 const PARTS: [&str; 11] = [

@@ -9,6 +9,7 @@ use super::{
     codec::{Reader, Set, Stored},
     connection::Request,
     engine::{Engine, array, bytes},
+    lease::Given,
     library::function,
 };
 use crate::broker::{BrokerError, Peek, PeekRequest, Peeked, Standing};
@@ -61,7 +62,7 @@ impl Engine {
             _ => return Err(BrokerError::Damaged("a look at messages was answered in an unknown form".into())),
         };
         let found = answer.iter().skip(1).map(|value| Found::read(bytes(value)?)).collect::<Result<Vec<_>, _>>()?;
-        let read = self.read(&queue, found.iter().map(|found| (&found.stored, &found.set)), Vec::new()).await?;
+        let read = self.read(&queue, found.iter().map(|found| (&found.stored, &found.set)), Given::default()).await?;
         let mut messages = Vec::new();
         for (found, read) in found.iter().zip(read) {
             // Acknowledged between the two steps.

@@ -174,12 +174,12 @@ local function admit(q, pick, c, chunk, index, mask)
     if mask and has(mask, index) then return false end
     local k = key_of(q, chunk, index)
     if not k then return true end
-    local key = get_key(q, k)
+    local key = q.keys[k] or get_key(q, k)
     if is_open(key, pick.session) then
-        key_start(key, pick.session, c, 1)
+        key_starts(q, k, key, pick.session, c)
         return true
     end
-    park(q, k, key, c, index)
+    park(q, k, get_key(q, k), c, index)
     return false
 end
 
@@ -243,6 +243,17 @@ local function lease_fresh(q, pick)
     if not wants(pick) or q.cur >= q.next_seq then return end
     -- The first entry tells about how many the messages wanted are in: those read in vain cost as much.
     local batch, size = 1, 1
+    local open = q.skip > 0 and get_chunk(q, q.cur)
+    if open then
+        -- In the middle of an entry the chunk says what the index would.
+        open.c = q.cur
+        local stop = lease_entry(q, pick, open)
+        if stop < open.n then
+            q.skip = stop
+            return
+        end
+        q.cur, q.skip = open.c + open.n, 0
+    end
     while wants(pick) and q.cur < q.next_seq do
         local rows = redis.call('XRANGE', q.key .. ':cx', q.cur, '+', 'COUNT', batch)
         for _, row in ipairs(rows) do
@@ -289,28 +300,50 @@ local function close_part(q, pick, c, answer)
         redelivered = part.retried, set = set }
     chunk.dirty = true
     local from, to = 0, 0
+    part.set = set
     if set.lo > 0 or set.hi < chunk.n - 1 then
-        local ends = offsets(q, chunk, set.lo, set.lo)
-        local last = set.hi == set.lo and ends or offsets(q, chunk, set.hi, set.hi)
-        if ends and last then from, to = ends[set.lo - 1], last[set.hi] end
+        local ends = redis.call('GETRANGE', payload_key(q, chunk.payload), max(set.lo - 1, 0) * 4, set.hi * 4 + 3)
+        local size = #ends
+        if size == (set.hi - max(set.lo - 1, 0) + 1) * 4 then
+            from = set.lo > 0 and struct.unpack('<I4', ends) or 0
+            to = struct.unpack('<I4', ends, size - 3)
+            if to > 0 then part.ends, part.from, part.to = ends, from, to end
+        end
     end
     answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id, chunk.flags, from, to,
         #part.redelivered) .. pack_set(set) .. part.redelivered
-    return to == 0
 end
 
--- Adds the first payloads to the answer, while they are whole and small: that spares the node another call. Answers how many.
-local function add_payloads(q, pick, wholes, answer)
-    local count, room = 0, INLINE_BYTES
-    for at = 1, min(wholes, INLINE_CHUNKS) do
-        local chunk = pick.parts[pick.order[at]].chunk
-        room = room - chunk.bytes
-        local payload = room >= 0 and redis.call('GET', payload_key(q, chunk.payload))
-        if not payload then break end
-        answer[#answer + 1] = payload
-        count = at
+-- Adds what a node reads of a chunk to the answer: the payload, or of its tables and data what the leased messages take.
+-- Answers whether it is there.
+local function add_payload(q, part, answer)
+    local chunk, set, ends = part.chunk, part.set, part.ends
+    local name = payload_key(q, chunk.payload)
+    local at = #answer
+    if not ends then
+        local payload = redis.call('GET', name)
+        if payload then answer[at + 1] = payload end
+        return payload
     end
-    return count
+    local head = chunk.n * 4
+    local gaps = chunk.flags % 2 == 1 and redis.call('GETRANGE', name, head + set.lo * 2, head + set.hi * 2 + 1)
+    if gaps then head = head + chunk.n * 2 end
+    answer[at + 1] = ends
+    answer[at + 2] = gaps or redis.call('GETRANGE', name, head + part.from, head + part.to - 1)
+    if gaps then answer[at + 3] = redis.call('GETRANGE', name, head + part.from, head + part.to - 1) end
+    return true
+end
+
+-- Adds the first payloads to the answer while they are small, which spares the node another call. Answers of how many chunks.
+local function add_payloads(q, pick, answer)
+    local room = INLINE_BYTES
+    for at, c in ipairs(pick.order) do
+        local part = pick.parts[c]
+        local chunk = part.chunk
+        room = room - (part.ends and #part.ends + part.to - part.from or chunk.bytes)
+        if at > INLINE_CHUNKS or room < 0 or not add_payload(q, part, answer) then return at - 1 end
+    end
+    return #pick.order
 end
 
 function register_waiting(q)
@@ -336,17 +369,15 @@ local function lease(keys, args)
         pick.left = min(pick.left, max(ceil(available(q) / (others + q.waiting + 1)), 1))
     end
     if pick.left > 0 then lease_all(q, pick) end
-    local wholes, inlined = 0, 0
+    local inlined = 0
     if pick.count > 0 then
         q.lease = q.lease + 1
         q.out = q.out + pick.count
         by(q, pick.deadline)
         -- Keys are picked in any order, but one key's messages must leave in theirs.
         if q.ordered then table.sort(pick.order) end
-        for at, c in ipairs(pick.order) do
-            if close_part(q, pick, c, answer) and wholes == at - 1 then wholes = at end
-        end
-        inlined = add_payloads(q, pick, wholes, answer)
+        for _, c in ipairs(pick.order) do close_part(q, pick, c, answer) end
+        inlined = add_payloads(q, pick, answer)
     end
     if (pick.count == 0 and args[8] == '1') or others > 0 then register_waiting(q) end
     local number = q.lease

@@ -22,12 +22,38 @@ local function read_key(text)
         dirty = false }
 end
 
+local function copy_key(key)
+    local out = {}
+    for at = 1, #key.out do out[at] = key.out[at] end
+    return { owner = key.owner, blocked = key.blocked, offered = key.offered, line = key.line, out = out, count = key.count,
+        stored = key.stored, dirty = key.dirty }
+end
+
+-- The key's state, in a table of its own.
 local function get_key(q, k)
     local key = q.keys[k]
-    if key then return key end
-    local text = redis.call('HGET', q.key .. ':ky', k)
-    key = text and read_key(text) or fresh_key()
+    if key and not key.shared then return key end
+    if key then
+        key = copy_key(key)
+    else
+        local text = redis.call('HGET', q.key .. ':ky', k)
+        key = text and read_key(text) or fresh_key()
+    end
     q.keys[k] = key
+    return key
+end
+
+-- Most keys of a chunk are in the same state, and go from there to the same next one. They share its table, which is never
+-- changed, as long as none has a line and none is blocked.
+local function shared_key(q, text)
+    local name = text or ''
+    local key = q.same[name]
+    if not key then
+        key = text and read_key(text) or fresh_key()
+        if key.line > 0 or key.blocked > 0 then return key end
+        key.shared = true
+        q.same[name] = key
+    end
     return key
 end
 
@@ -50,7 +76,7 @@ local function load_keys(q, chunk, lo, hi)
     for from = 1, list, 1000 do
         local last = min(from + 999, list)
         local texts = redis.call('HMGET', q.key .. ':ky', unpack(missing, from, last))
-        for at, text in ipairs(texts) do keys[missing[from + at - 1]] = text and read_key(text) or fresh_key() end
+        for at, text in ipairs(texts) do keys[missing[from + at - 1]] = shared_key(q, text) end
     end
 end
 
@@ -69,20 +95,16 @@ end
 
 local function flush_keys(q)
     if not next(q.keys) then return end
-    local put, gone = {}, {}
-    local at, session, c, count, text = 0, nil, nil, nil, nil
+    local put, gone, at = {}, {}, 0
     for k, key in pairs(q.keys) do
         if key.dirty then
             if key.count == 0 and key.line == 0 then
                 if key.stored then gone[#gone + 1] = k end
             else
-                local out = key.out
-                local simple = #out == 2 and key.line == 0 and key.blocked == 0 and key.offered == NONE
-                -- Most keys of a chunk are alike.
-                if not simple then
-                    text, c = pack_key(key), nil
-                elseif c ~= out[1] or count ~= out[2] or session ~= key.owner then
-                    text, c, count, session = pack_key(key), out[1], out[2], key.owner
+                local text = key.text
+                if not text then
+                    text = pack_key(key)
+                    if key.shared then key.text = text end
                 end
                 put[at + 1] = k
                 put[at + 2] = text
@@ -138,6 +160,19 @@ local function key_start(key, session, c, count)
     end
 end
 
+-- The same for one message, and the session of the call.
+local function key_starts(q, k, key, session, c)
+    if not key.shared then return key_start(key, session, c, 1) end
+    local after = key.started
+    if not after or key.started_in ~= c then
+        after = copy_key(key)
+        after.shared = true
+        key_start(after, session, c, 1)
+        key.started, key.started_in = after, c
+    end
+    q.keys[k] = after
+end
+
 local function key_left(key, c, count)
     key.dirty = true
     local out = key.out
@@ -170,16 +205,26 @@ local function keys_settled(q, c, chunk, set)
         return
     end
     load_keys(q, chunk, set.lo, set.hi)
-    local counts, list = {}, {}
+    local keys, counts, list = q.keys, {}, {}
     each(set, function(index)
         local k = sub(chunk.keys, index * 8 + 1, index * 8 + 8)
-        local count = counts[k]
-        if count then
-            counts[k] = count + 1
-        elseif k ~= ZERO then
-            counts[k] = 1
-            list[#list + 1] = k
+        local key = keys[k]
+        if not key then return end -- a message without a key
+        if key.shared then
+            local after = key.left
+            if not after or key.left_of ~= c then
+                after = copy_key(key)
+                after.shared = true
+                key_left(after, c, 1)
+                key_changed(q, k, after)
+                key.left, key.left_of = after, c
+            end
+            keys[k] = after
+            return
         end
+        local count = counts[k]
+        if not count then list[#list + 1] = k end
+        counts[k] = (count or 0) + 1
     end)
     for _, k in ipairs(list) do
         local key = q.keys[k]

@@ -38,11 +38,12 @@ local current = {
     next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,
     total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0, redelivered = 0, holes = 0, masked = 0, pinned = 0,
     trim = 0, last = 0, used = 0,
-    chunks = {}, retries = {}, keys = {}, ended = {}, remote = {}, owners = {},
+    chunks = {}, retries = {}, keys = {}, same = {}, ended = {}, remote = {}, owners = {},
     to_front = {}, to_back = {}, to_free = {}, to_owned = {}, to_park = {},
 }
 -- What of it is filled by a call.
-local FILLED = { 'chunks', 'retries', 'keys', 'ended', 'remote', 'owners', 'to_front', 'to_back', 'to_free', 'to_owned', 'to_park' }
+local FILLED = { 'chunks', 'retries', 'keys', 'same', 'ended', 'remote', 'owners', 'to_front', 'to_back', 'to_free', 'to_owned',
+    'to_park' }
 
 -- Makes room for a queue whose configuration and state are read next.
 local function begin_queue(key, node, seen)
@@ -90,6 +91,12 @@ end
 
 -- ---- chunks that were looked at
 
+local function first_deadline(leases)
+    local deadline = leases[1] and leases[1].deadline or INFINITE
+    for at = 2, #leases do deadline = min(deadline, leases[at].deadline) end
+    return deadline
+end
+
 local function read_chunk(text)
     local payload, n, unacked, bytes, ms, id, flags, length, at = struct.unpack(CHUNK, text)
     local keys = length > 0 and sub(text, at, at + length - 1) or ''
@@ -103,7 +110,7 @@ local function read_chunk(text)
             redelivered = redelivered == 1, set = set }
     end
     return { payload = payload, n = n, unacked = unacked, bytes = bytes, ms = ms, id = id, flags = flags, keys = keys,
-        leases = leases, dirty = false, fresh = false, touched = false }
+        leases = leases, dirty = false, fresh = false, touched = false, noted = first_deadline(leases) }
 end
 
 local function pack_chunk(chunk)
@@ -160,7 +167,7 @@ end
 
 local function chunk_of(e)
     return { payload = e.payload, n = e.n, unacked = e.n, bytes = e.bytes, ms = e.ms, id = e.id, flags = e.flags, keys = e.keys,
-        leases = {}, dirty = false, fresh = true, touched = false }
+        leases = {}, dirty = false, fresh = true, touched = false, noted = INFINITE }
 end
 
 local function payload_key(q, payload)
@@ -276,13 +283,6 @@ local function flush_lists(q)
     end
 end
 
-local function first_deadline(chunk)
-    local leases = chunk.leases
-    local deadline = leases[1] and leases[1].deadline or INFINITE
-    for at = 2, #leases do deadline = min(deadline, leases[at].deadline) end
-    return deadline
-end
-
 -- A finished chunk leaves the index unless its messages are kept for seeking.
 local function forget_entries(q, list)
     local ids, payloads = {}, {}
@@ -315,10 +315,13 @@ local function flush_chunks(q)
             else
                 put[#put + 1] = name
                 put[#put + 1] = pack_chunk(chunk)
-                if #chunk.leases > 0 then
-                    due[#due + 1] = text_of(first_deadline(chunk))
+                local deadline = first_deadline(chunk.leases)
+                if deadline == chunk.noted then
+                    -- The set of deadlines says so already.
+                elseif #chunk.leases > 0 then
+                    due[#due + 1] = text_of(deadline)
                     due[#due + 1] = name
-                elseif not chunk.fresh then
+                else
                     redis.call('ZREM', q.key .. ':ls', c)
                 end
             end

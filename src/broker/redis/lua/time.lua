@@ -56,8 +56,9 @@ local function withdraw(q, chunk, c, index, retry)
 end
 
 local function note_due(q, c, chunk)
+    if chunk then chunk.noted = first_deadline(chunk.leases) end
     if chunk and #chunk.leases > 0 then
-        redis.call('ZADD', q.key .. ':ls', first_deadline(chunk), c)
+        redis.call('ZADD', q.key .. ':ls', chunk.noted, c)
     else
         redis.call('ZREM', q.key .. ':ls', c)
     end
@@ -214,7 +215,7 @@ local function advance(q)
             local chunk = get_chunk(q, c)
             local leases = chunk.leases
             chunk.leases = {}
-            chunk.dirty = true
+            chunk.dirty, chunk.noted = true, INFINITE
             for _, lease in ipairs(leases) do
                 end_lease(q, c, lease, lease.set)
                 each(lease.set, function(index) put_back(q, chunk, c, index, false) end)

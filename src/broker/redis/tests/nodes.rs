@@ -135,11 +135,11 @@ async fn records_are_listed_in_the_order_of_their_names() {
 }
 
 /// While servers are replaced one by one, some have the library of the version before. Here one is called by its names; its
-/// text is that of version 1, which is to be replaced when the version is raised.
+/// text is that of version 2, which is to be replaced when the version is raised.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nodes_with_the_library_of_the_version_before_and_with_this_one_break_no_promise() {
     let names = |version: u32| format!("landline{version}_");
-    let text = include_str!("landline1.lua").replace("LANDLINE_VERSION", &library::own_version());
+    let text = include_str!("landline2.lua").replace("LANDLINE_VERSION", &library::own_version());
     for seed in ledger::seeds() {
         let server = Server::start(&[]);
         let _: String = server.command(0, &["FUNCTION", "LOAD", &text]);

@@ -1,4 +1,4 @@
-#!lua name=landline1
+#!lua name=landline2
 -- The function library. One file set, loaded as a whole: `library.lua` first, then the others in the order of library.rs.
 --
 -- Rules that hold throughout:
@@ -6,7 +6,9 @@
 --   * a function reads what it needs, changes tables in memory, and writes everything back in `flush`, so the number of
 --     commands grows with the chunks touched, not with the messages;
 --   * message payloads never pass through here;
---   * numbers are doubles: everything stays below 2^53; opaque ids are strings of 8 bytes.
+--   * numbers are doubles: everything stays below 2^53; opaque ids are strings of 8 bytes;
+--   * a function of Lua has room for 200 local names, and the library is one: a part whose names the later ones don't need
+--     is a block, and names what they do need before it.
 
 local FORMAT = '1'
 local INFINITE = 9007199254740991
@@ -195,20 +197,25 @@ end
 -- ---------------------------------------------------------------------------------------------------------- a queue's state
 
 local QUEUE = '<I8I8I4I8I8I8I8I8I8I8I8I8I8I8I4I1I8I8I8I8I8I8'
-local CONFIG = '<I1I1I8I8I4I8I1I1'
+local CONFIG = '<I1I1I8I8I4I8I1I1I8'
+-- Its length in the first version of the library, which had no version of the record at the end.
+local FIRST_CONFIG = 32
 local CHUNK = '<c8I2I2I4I8I8I1I2'
 local LEASE = '<I8c8I8I8I1'
 local ENTRY = '<c8I2I4I8I8I1I8I2'
 local RETRY = '<I2I2c1I8I8'
 local PLACE = '<I8I2'
 
-local function pack_config(ordered, once, retry_min, retry_max, attempts, retention, retain, detached)
-    return struct.pack(CONFIG, ordered, once, retry_min, retry_max, attempts, retention, retain, detached)
+local function write_config(q)
+    redis.call('HSET', q.key, 'c', struct.pack(CONFIG, q.ordered and 1 or 0, q.once and 1 or 0, q.retry_min, q.retry_max,
+        q.max_attempts, q.retention, q.retain and 1 or 0, q.detached and 1 or 0, q.version))
 end
 
 local function read_config(q, text)
+    if #text == FIRST_CONFIG then text = text .. ZERO end
     local ordered, once, retain, detached
-    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, retain, detached = struct.unpack(CONFIG, text)
+    ordered, once, q.retry_min, q.retry_max, q.max_attempts, q.retention, retain, detached, q.version =
+        struct.unpack(CONFIG, text)
     q.ordered, q.once, q.retain, q.detached = ordered == 1, once == 1, retain == 1, detached == 1
 end
 
@@ -218,18 +225,41 @@ local function read_state(q, text)
         struct.unpack(QUEUE, text)
 end
 
--- A queue's table with room for all its fields, because a table that grows field by field is costly.
-local function fresh_queue(key, node, seen)
-    return {
-        key = key, node = node, seen = seen, now = 0, wakes = 0, expired = 0, dead = false, available = false,
-        ordered = false, once = false, retry_min = 0, retry_max = 0, max_attempts = 0, retention = 0, retain = false,
-        detached = false,
-        next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,
-        total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0, redelivered = 0, holes = 0, masked = 0, pinned = 0,
-        trim = 0, last = 0, used = 0,
-        chunks = {}, retries = {}, keys = {}, ended = {}, remote = {}, owners = {},
-        to_front = {}, to_back = {}, to_free = {}, to_owned = {}, to_park = {},
-    }
+-- The queue that a call works on, one at a time. Its table is used again and again: making one of this size would cost more than
+-- the rest of opening a queue.
+local current = {
+    key = '', node = '', seen = 0, now = 0, wakes = 0, expired = 0, dead = false, available = false,
+    ordered = false, once = false, retry_min = 0, retry_max = 0, max_attempts = 0, retention = 0, retain = false,
+    detached = false, version = 0,
+    next_seq = 1, cur = 1, skip = 0, lease = 0, barrier = 0, floor = 0, unacked = 0, bytes = 0, stored = 0, out = 0,
+    total = 0, op = 0, due = INFINITE, told = INFINITE, waiting = 0, redelivered = 0, holes = 0, masked = 0, pinned = 0,
+    trim = 0, last = 0, used = 0,
+    chunks = {}, retries = {}, keys = {}, ended = {}, remote = {}, owners = {},
+    to_front = {}, to_back = {}, to_free = {}, to_owned = {}, to_park = {},
+}
+-- What of it is filled by a call.
+local FILLED = { 'chunks', 'retries', 'keys', 'ended', 'remote', 'owners', 'to_front', 'to_back', 'to_free', 'to_owned', 'to_park' }
+
+-- Makes room for a queue whose configuration and state are read next.
+local function begin_queue(key, node, seen)
+    local q = current
+    q.key, q.node, q.seen = key, node, seen
+    q.wakes, q.expired, q.dead, q.available = 0, 0, false, false
+    for at = 1, #FILLED do
+        local name = FILLED[at]
+        if next(q[name]) then q[name] = {} end
+    end
+    return q
+end
+
+-- A queue that is new.
+local function fresh_queue(key, node)
+    local q = begin_queue(key, node, 0)
+    q.detached, q.version = false, 0
+    q.next_seq, q.cur, q.skip, q.barrier, q.floor, q.unacked, q.bytes, q.stored, q.out = 1, 1, 0, 0, 0, 0, 0, 0, 0
+    q.total, q.op, q.due, q.told, q.waiting, q.redelivered = 0, 0, INFINITE, INFINITE, 0, 0
+    q.holes, q.masked, q.pinned, q.trim = 0, 0, 0, 0
+    return q
 end
 
 local function pack_state(q)
@@ -244,8 +274,9 @@ local function open_at(key, header, now)
     local stored = redis.call('HMGET', key, 'v', 'c', 's')
     if not stored[3] then return nil, redis.error_reply('LLGONE no such queue') end
     if stored[1] ~= FORMAT then return nil, redis.error_reply('LLFORMAT stored format ' .. stored[1]) end
-    local q = fresh_queue(key, node, seen)
+    local q = begin_queue(key, node, seen)
     read_config(q, stored[2])
+    if q.version == INFINITE then return nil, redis.error_reply('LLGONE the queue is closed') end
     read_state(q, stored[3])
     q.now = now and max(now, q.last) or clock(set_ms, q.last)
     q.last = q.now
@@ -1094,16 +1125,22 @@ local function finish(q, offering)
     return head, concat(q.ended), owners
 end
 -- ---------------------------------------------------------------------------------------------------------------- leasing
+local seal_bytes, offsets, register_waiting
+do -- see library.lua
+
+-- Payloads up to so many bytes together, of so many chunks, are given along: copying more through Lua costs more than a call.
+local INLINE_BYTES = 16384
+local INLINE_CHUNKS = 20
 
 -- Bytes that sealing adds to each message of a chunk: the id in decimal and the publish time.
-local function seal_bytes(e)
+function seal_bytes(e)
     local nanos = e.ms % 1000 * 1000000
     local length = nanos < 128 and 1 or nanos < 16384 and 2 or nanos < 2097152 and 3 or nanos < 268435456 and 4 or 5
     return 2 + #text_of(e.id) + 4 + 5 + length
 end
 
 -- End offsets of the messages `lo` to `hi`, with the end of the one before at `lo - 1`.
-local function offsets(q, e, lo, hi)
+function offsets(q, e, lo, hi)
     local from = max(lo - 1, 0)
     local text = redis.call('GETRANGE', payload_key(q, e.payload), from * 4, hi * 4 + 3)
     local ends = { [-1] = 0 }
@@ -1330,15 +1367,15 @@ end
 
 local function lease_fresh(q, pick)
     if not wants(pick) or q.cur >= q.next_seq then return end
-    -- About as many entries as the messages wanted are in, because those read in vain cost as much.
-    local entries = redis.call('XLEN', q.key .. ':cx')
-    local batch = max(min(ceil(pick.left * entries / max(q.stored, 1)), pick.left, 100), 1)
+    -- The first entry tells about how many the messages wanted are in: those read in vain cost as much.
+    local batch, size = 1, 1
     while wants(pick) and q.cur < q.next_seq do
         local rows = redis.call('XRANGE', q.key .. ':cx', q.cur, '+', 'COUNT', batch)
         for _, row in ipairs(rows) do
             if not wants(pick) then return end
             local e = read_entry(row)
             if e.c ~= q.cur then q.cur, q.skip = e.c, 0 end
+            size = e.n
             local stop = lease_entry(q, pick, e)
             if stop < e.n then
                 q.skip = stop
@@ -1350,8 +1387,7 @@ local function lease_fresh(q, pick)
             if wants(pick) then q.cur, q.skip = q.next_seq, 0 end
             return
         end
-        batch = min(pick.left, 100)
-        if batch < 1 then return end
+        batch = min(ceil(pick.left / size), 100)
     end
 end
 
@@ -1386,17 +1422,34 @@ local function close_part(q, pick, c, answer)
     end
     answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id, chunk.flags, from, to,
         #part.redelivered) .. pack_set(set) .. part.redelivered
+    return to == 0
 end
 
-local function register_waiting(q)
+-- Adds the first payloads to the answer, while they are whole and small: that spares the node another call. Answers how many.
+local function add_payloads(q, pick, wholes, answer)
+    local count, room = 0, INLINE_BYTES
+    for at = 1, min(wholes, INLINE_CHUNKS) do
+        local chunk = pick.parts[pick.order[at]].chunk
+        room = room - chunk.bytes
+        local payload = room >= 0 and redis.call('GET', payload_key(q, chunk.payload))
+        if not payload then break end
+        answer[#answer + 1] = payload
+        count = at
+    end
+    return count
+end
+
+function register_waiting(q)
     q.waiting = q.waiting + redis.call('ZADD', q.key .. ':wt', 'NX', q.now, q.node)
 end
 
 -- args: header, session, max messages, max bytes, deadline, max in flight, other waiting sessions of the node, '1' when this
--- session waits too if it gets nothing
+-- session waits too if it gets nothing, version of the record that the caller acts on or 0
 local function lease(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
+    local version = tonumber(args[9])
+    if version > 0 and version < q.version then return redis.error_reply('LLSTALE record') end
     q.used = q.now
     advance(q)
     flush_lists(q)
@@ -1409,13 +1462,17 @@ local function lease(keys, args)
         pick.left = min(pick.left, max(ceil(available(q) / (others + q.waiting + 1)), 1))
     end
     if pick.left > 0 then lease_all(q, pick) end
+    local wholes, inlined = 0, 0
     if pick.count > 0 then
         q.lease = q.lease + 1
         q.out = q.out + pick.count
         by(q, pick.deadline)
         -- Keys are picked in any order, but one key's messages must leave in theirs.
         if q.ordered then table.sort(pick.order) end
-        for _, c in ipairs(pick.order) do close_part(q, pick, c, answer) end
+        for at, c in ipairs(pick.order) do
+            if close_part(q, pick, c, answer) and wholes == at - 1 then wholes = at end
+        end
+        inlined = add_payloads(q, pick, wholes, answer)
     end
     if (pick.count == 0 and args[8] == '1') or others > 0 then register_waiting(q) end
     local number = q.lease
@@ -1423,11 +1480,14 @@ local function lease(keys, args)
     answer[1] = head
     answer[2] = ended
     answer[3] = owners
-    answer[4] = struct.pack('<I8I8I4I1I1', number, pick.deadline, q.max_attempts, q.once and 1 or 0, q.ordered and 1 or 0)
+    answer[4] = struct.pack('<I8I8I4I1I1I1', number, pick.deadline, q.max_attempts, q.once and 1 or 0, q.ordered and 1 or 0, inlined)
     return answer
 end
-register('landline1_lease', lease, 'allow-oom')
+register('landline2_lease', lease, 'allow-oom')
+
+end
 -- --------------------------------------------------------------------------------------------------------------- settling
+do -- see library.lua
 
 local function stale_outcome(q)
     return q.once and 'I' or 'D'
@@ -1641,10 +1701,10 @@ local function release_group(q, text)
     return 'D'
 end
 
-register('landline1_acknowledge', settle(acknowledge_group), 'allow-oom')
-register('landline1_extend', settle(extend_group), 'allow-oom')
-register('landline1_nack', settle(nack_group), 'allow-oom')
-register('landline1_release', settle(release_group), 'allow-oom')
+register('landline2_acknowledge', settle(acknowledge_group), 'allow-oom')
+register('landline2_extend', settle(extend_group), 'allow-oom')
+register('landline2_nack', settle(nack_group), 'allow-oom')
+register('landline2_release', settle(release_group), 'allow-oom')
 
 -- A node lost the answer of a lease call: gives back what the session got since the last lease number the node knows.
 -- args: header, session, last known lease number
@@ -1671,7 +1731,7 @@ local function recover_session(keys, args)
     end
     return { finish(q, true) }
 end
-register('landline1_recover', recover_session, 'allow-oom')
+register('landline2_recover', recover_session, 'allow-oom')
 
 -- What is still live of leases a node holds, for a node that may have missed a notice. args: header, -, groups
 local function check_group(q, text)
@@ -1691,7 +1751,7 @@ local function check_group(q, text)
     if not live then return '' end
     return struct.pack('<I8', deadline) .. pack_set(live)
 end
-register('landline1_check', settle(check_group, true), 'allow-oom')
+register('landline2_check', settle(check_group, true), 'allow-oom')
 
 -- Use is noted to this precision where nothing else is written.
 local USE_MS = 60000
@@ -1719,13 +1779,17 @@ local function sweep(keys, args)
     end
     return { finish(q, args[2] == '2') }
 end
-register('landline1_sweep', sweep, 'allow-oom')
+register('landline2_sweep', sweep, 'allow-oom')
+
+end
 -- ------------------------------------------------------------------------------------------------------------- publishing
+local read_topic, write_topic, read_part, complete, trim_log
+do -- see library.lua
 
 local TOPIC = '<I8I8I8I1I8I4I8'
 
 -- With `lane`, what that lane's last publish got is read too.
-local function read_topic(key, header, lane)
+function read_topic(key, header, lane)
     local set_ms, node = struct.unpack('<i8c4', header)
     local stored = redis.call('HMGET', key, 'v', 's', lane and 'w:' .. lane or 'v')
     if not stored[2] then return nil, redis.error_reply('LLGONE no such topic') end
@@ -1736,7 +1800,7 @@ local function read_topic(key, header, lane)
         logged = false, repeated = false, lane = stored[3] }
 end
 
-local function write_topic(t, ...)
+function write_topic(t, ...)
     redis.call('HSET', t.key, 's', struct.pack(TOPIC, t.last_id, t.last_ms, t.version, t.closed and 1 or 0, t.retention, t.snapshots,
         t.next_seq), ...)
 end
@@ -1765,19 +1829,19 @@ local function enqueue(q, e)
 end
 
 -- What a chunk is, as the caller sends it: payload id, count, bytes without the seals, flags, ordering keys.
-local function read_part(text)
+function read_part(text)
     local payload, n, raw, flags, length, at = struct.unpack('<c8I2I4I1I2', text)
     return { payload = payload, n = n, raw = raw, flags = flags, id = 0, ms = 0, bytes = 0, before = 0,
         keys = length > 0 and sub(text, at, at + length - 1) or '' }
 end
 
-local function complete(e, id, ms)
+function complete(e, id, ms)
     e.id, e.ms = id, ms
     e.bytes = e.raw + e.n * seal_bytes(e)
 end
 
 -- Forgets up to `count` old chunks of the topic's log; answers whether there may be more.
-local function trim_log(t, count)
+function trim_log(t, count)
     if t.snapshots > 0 then return false end
     local name = t.key .. ':cx'
     local rows = redis.call('XRANGE', name, '-', '+', 'COUNT', count)
@@ -1907,7 +1971,7 @@ local function published(keys, args)
     local last, id, ms = struct.unpack(LANE, earlier)
     return last == tonumber(args[3]) and struct.pack('<I8I8I8', id, ms, ms) or ''
 end
-register('landline1_published', published, 'no-writes')
+register('landline2_published', published, 'no-writes')
 
 -- The first step of a publish over several slots. args: header, route version, count, lane, number
 local function begin_publish(keys, args)
@@ -1947,11 +2011,15 @@ local function put_log(keys, args)
     return 'OK'
 end
 
-register('landline1_publish', publish)
-register('landline1_begin_publish', begin_publish)
-register('landline1_put', put)
-register('landline1_put_log', put_log)
+register('landline2_publish', publish)
+register('landline2_begin_publish', begin_publish)
+register('landline2_put', put)
+register('landline2_put_log', put_log)
+
+end
 -- ---------------------------------------------------------------------------------------------- topics and queues come and go
+local drop_deliveries
+do -- see library.lua
 
 -- args: header, retention in ms or 0
 local function open_topic(keys, args)
@@ -2004,10 +2072,10 @@ local function route(keys, args)
     return { t.version, redis.call('HGETALL', t.key .. ':rt') }
 end
 
-register('landline1_open_topic', open_topic, 'allow-oom')
-register('landline1_close_topic', close_topic, 'allow-oom')
-register('landline1_attach', attach, 'allow-oom')
-register('landline1_route', route, 'no-writes')
+register('landline2_open_topic', open_topic, 'allow-oom')
+register('landline2_close_topic', close_topic, 'allow-oom')
+register('landline2_attach', attach, 'allow-oom')
+register('landline2_route', route, 'no-writes')
 
 local function put_back_dead(q, places)
     for _, place in ipairs(places) do
@@ -2032,25 +2100,24 @@ end
 -- args: header, ordered, exactly once, retry min, retry max, attempts, retention, retain acked, topic key, subscription name
 local function open_queue(keys, args)
     local set_ms, node = struct.unpack('<i8c4', args[1])
-    local config = pack_config(tonumber(args[2]), tonumber(args[3]), tonumber(args[4]), tonumber(args[5]), tonumber(args[6]),
-        tonumber(args[7]), tonumber(args[8]), 0)
     local q, err = open_at(keys[1], args[1])
-    if not q then
+    local retained = false
+    if q then
+        retained = q.retain
+    else
         if redis.call('EXISTS', keys[1]) == 1 then return err end
         local now = clock(set_ms)
-        q = fresh_queue(keys[1], node, 0)
+        q = fresh_queue(keys[1], node)
         q.now, q.last, q.lease, q.used = now, now, now * 1000, now
-        redis.call('HSET', keys[1], 'v', FORMAT, 'c', config, 't', args[9], 'n', args[10])
-        read_config(q, config)
-        return { finish(q, false) }
+        redis.call('HSET', keys[1], 'v', FORMAT, 't', args[9], 'n', args[10])
     end
-    local detached = q.detached
-    read_config(q, config)
-    q.detached = detached
+    q.ordered, q.once, q.retry_min, q.retry_max = args[2] == '1', args[3] == '1', tonumber(args[4]), tonumber(args[5])
+    q.max_attempts, q.retention, q.retain = tonumber(args[6]), tonumber(args[7]), args[8] == '1'
+    write_config(q)
     q.used = q.now
     advance(q)
-    redis.call('HSET', q.key, 'c', pack_config(q.ordered and 1 or 0, q.once and 1 or 0, q.retry_min, q.retry_max, q.max_attempts,
-        q.retention, q.retain and 1 or 0, detached and 1 or 0))
+    -- What was acknowledged and kept is kept no longer.
+    if retained and not q.retain then q.trim = max(q.trim, q.cur) end
     q.due = q.now -- retention may be shorter now
     if q.max_attempts == 0 then
         -- Attempts count only while there is a policy.
@@ -2065,7 +2132,7 @@ local function open_queue(keys, args)
 end
 
 -- Ends every delivery and forgets what was remembered of single messages.
-local function drop_deliveries(q)
+function drop_deliveries(q)
     for _, text in ipairs(redis.call('HKEYS', q.key .. ':ch')) do
         local c = tonumber(text)
         for _, lease in ipairs((get_chunk(q, c) or { leases = {} }).leases) do end_lease(q, c, lease, lease.set) end
@@ -2087,9 +2154,8 @@ local function detach_queue(keys, args)
         q.detached = true
         q.unacked, q.bytes, q.cur, q.skip = 0, 0, q.next_seq, 0
         q.trim, q.barrier = q.next_seq, q.lease + 1
-        redis.call('HSET', q.key, 'c', pack_config(q.ordered and 1 or 0, q.once and 1 or 0, q.retry_min, q.retry_max,
-            q.max_attempts, q.retention, 0, 1))
         q.retain = false
+        write_config(q)
         redis.call('UNLINK', q.key .. ':w')
         q.due = q.now
         for _, node in ipairs(redis.call('ZRANGE', q.key .. ':wt', 0, -1)) do
@@ -2100,6 +2166,27 @@ local function detach_queue(keys, args)
     end
     return { finish(q, false) }
 end
+
+-- The record of this version is written: who acts on an older one has to read it. args: header, version, or INFINITE when the
+-- record is deleted.
+local function renew_queue(keys, args)
+    local q, err = open_at(keys[1], args[1])
+    if not q then return err end
+    q.version = max(q.version, tonumber(args[2]))
+    write_config(q)
+    return { finish(q, false) }
+end
+register('landline2_renew_queue', renew_queue, 'allow-oom')
+
+-- The same for a topic, where the route's version tells it.
+local function renew_topic(keys, args)
+    local t, err = read_topic(keys[1], args[1])
+    if not t then return err end
+    t.version = t.version + 1
+    write_topic(t)
+    return 'OK'
+end
+register('landline2_renew_topic', renew_topic, 'allow-oom')
 
 -- Removes what a closed queue left, in steps. Answers whether there is more.
 local function purge(keys, args)
@@ -2127,11 +2214,11 @@ local function trim(keys, args)
     if t.closed and t.snapshots == 0 then redis.call('UNLINK', t.key, t.key .. ':cx', t.key .. ':sns') end
     return 0
 end
-register('landline1_trim', trim, 'allow-oom')
+register('landline2_trim', trim, 'allow-oom')
 
-register('landline1_open_queue', open_queue, 'allow-oom')
-register('landline1_detach_queue', detach_queue, 'allow-oom')
-register('landline1_purge', purge, 'allow-oom')
+register('landline2_open_queue', open_queue, 'allow-oom')
+register('landline2_detach_queue', detach_queue, 'allow-oom')
+register('landline2_purge', purge, 'allow-oom')
 
 -- ------------------------------------------------------------------------------------------------------------ dead letters
 
@@ -2188,8 +2275,8 @@ local function settle_dead(keys, args)
     return { finish(q, true) }
 end
 
-register('landline1_take_dead', take_dead, 'allow-oom')
-register('landline1_settle_dead', settle_dead, 'allow-oom')
+register('landline2_take_dead', take_dead, 'allow-oom')
+register('landline2_settle_dead', settle_dead, 'allow-oom')
 
 local function oldest_unacked(q)
     local first = INFINITE
@@ -2223,8 +2310,11 @@ local function stats(keys, args)
     local head, ended, owners = finish(q, false)
     return { head, ended, owners, numbers }
 end
-register('landline1_stats', stats, 'allow-oom')
+register('landline2_stats', stats, 'allow-oom')
+
+end
 -- ---------------------------------------------------------------------------------------------------------------- seeking
+do -- see library.lua
 
 -- Which messages of chunks before the cursor are unacknowledged: chunk -> set.
 local function unacked_sets(q)
@@ -2310,7 +2400,30 @@ local function recount(q, first)
     end
 end
 
--- args: header, time
+-- Entries that one call looks at before a seek: some milliseconds.
+local TRIMMED_PER_CALL = 500
+
+-- Removes entries from `from` on that were acknowledged and are kept no longer. Answers where to go on, or nil.
+local function trim_entries(q, from)
+    if from >= q.trim then return nil end
+    local rows = redis.call('XRANGE', q.key .. ':cx', from, q.trim - 1, 'COUNT', TRIMMED_PER_CALL)
+    local last = from
+    for _, row in ipairs(rows) do
+        local e = read_entry(row)
+        last = e.c
+        if not get_chunk(q, e.c) then
+            if e.c < q.pinned then
+                redis.call('HSET', q.key .. ':gm', e.c, '*')
+                q.masked = max(q.masked, e.c)
+            else
+                forget_entry(q, e)
+            end
+        end
+    end
+    return #rows == TRIMMED_PER_CALL and last + 1 or nil
+end
+
+-- args: header, time, the entry to begin with. Answers where to go on when there is more to do before the seek, or 0.
 local function seek_time(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
@@ -2321,6 +2434,11 @@ local function seek_time(keys, args)
     flush_retries(q)
     flush_chunks(q)
     flush_keys(q)
+    local more = trim_entries(q, tonumber(args[3]))
+    if more then
+        local head, ended, owners = finish(q, false)
+        return { head, ended, owners, more }
+    end
     local ms = tonumber(args[2])
     if not q.retain then
         -- What was acknowledged without being kept does not come back.
@@ -2339,21 +2457,22 @@ local function seek_time(keys, args)
     if redis.call('HLEN', q.key .. ':gm') == 0 then q.masked = 0 end
     local first = find_entry(q, ms)
     if first then
-        q.cur = max(first.c, q.trim)
+        q.cur = first.c
         recount(q, first)
     else
         q.cur, q.unacked, q.bytes = q.next_seq, 0, 0
     end
     q.skip = 0
-    if not q.retain then q.trim = max(q.trim, q.cur) end
+    q.trim = q.retain and 0 or q.cur
     q.lease = q.lease + 1
     q.barrier = q.lease + 1
     q.floor = ms > q.now and ms or 0
     q.available = true
     q.due = q.now
-    return { finish(q, true) }
+    local head, ended, owners = finish(q, true)
+    return { head, ended, owners, 0 }
 end
-register('landline1_seek_time', seek_time, 'allow-oom')
+register('landline2_seek_time', seek_time, 'allow-oom')
 
 -- ---------------------------------------------------------------------------------- seeking beyond the queue's own messages
 -- A seek that needs messages of the topic's log or of a snapshot rebuilds the index. The node surveys the queue, writes the
@@ -2364,7 +2483,6 @@ register('landline1_seek_time', seek_time, 'allow-oom')
 -- A plan's keys, all named after its list, expire with it:
 --   (list)  what to do, one step an entry         :x  the new index              :g, :m  its masks
 --   :s      how far it is                         :d  payloads that the new index does not need
-do
 
 -- The new index begins this far behind the old one, more than is published meanwhile.
 local LEAP = 1073741824
@@ -2401,7 +2519,7 @@ local function survey(keys, args)
     local head, ended, owners = finish(q, false)
     return { head, ended, owners, state, list }
 end
-register('landline1_survey', survey, 'allow-oom')
+register('landline2_survey', survey, 'allow-oom')
 
 -- args: header, the pin
 local function release_pin(keys, args)
@@ -2422,7 +2540,7 @@ local function release_pin(keys, args)
     end
     return { finish(q, false) }
 end
-register('landline1_release_pin', release_pin, 'allow-oom')
+register('landline2_release_pin', release_pin, 'allow-oom')
 
 local function read_plan(q, plan)
     local text = redis.call('GET', plan .. ':s')
@@ -2511,7 +2629,7 @@ local function seek_part(keys, args)
     local head, ended, owners = finish(q, false)
     return { head, ended, owners, done }
 end
-register('landline1_seek_part', seek_part)
+register('landline2_seek_part', seek_part)
 
 local function take_over(from, to)
     redis.call('UNLINK', to)
@@ -2554,7 +2672,7 @@ local function seek_switch(keys, args)
     local head, ended, owners = finish(q, p and true or false)
     return { head, ended, owners, done }
 end
-register('landline1_seek_switch', seek_switch)
+register('landline2_seek_switch', seek_switch)
 
 -- Removes payloads that the last switch left without an entry. args: header. Answers whether there are more.
 local function seek_tidy(keys, args)
@@ -2570,9 +2688,7 @@ local function seek_tidy(keys, args)
     local head, ended, owners = finish(q, false)
     return { head, ended, owners, more }
 end
-register('landline1_seek_tidy', seek_tidy, 'allow-oom')
-
-end -- a block, because a function of Lua may have 200 locals at a time and the library is one
+register('landline2_seek_tidy', seek_tidy, 'allow-oom')
 
 -- args: header, snapshot. Answers the last message id before the snapshot; from then on the topic keeps every message.
 local function open_snapshot(keys, args)
@@ -2591,7 +2707,7 @@ local function open_snapshot(keys, args)
     write_topic(t)
     return boundary
 end
-register('landline1_open_snapshot', open_snapshot)
+register('landline2_open_snapshot', open_snapshot)
 
 -- args: header, snapshot. Answers whether there is more to remove.
 local function drop_snapshot(keys, args)
@@ -2616,7 +2732,7 @@ local function drop_snapshot(keys, args)
     end
     return 0
 end
-register('landline1_drop_snapshot', drop_snapshot, 'allow-oom')
+register('landline2_drop_snapshot', drop_snapshot, 'allow-oom')
 
 -- Answers retention, whether there are snapshots, and the boundary of one. args: header, snapshot or ''
 local function topic_info(keys, args)
@@ -2624,8 +2740,12 @@ local function topic_info(keys, args)
     if not t then return { 0, 0, '' } end
     return { t.retention, t.snapshots, args[2] ~= '' and redis.call('HGET', t.key .. ':sns', args[2]) or '' }
 end
-register('landline1_topic_info', topic_info, 'no-writes')
+register('landline2_topic_info', topic_info, 'no-writes')
+
+end
 -- ---------------------------------------------------------------------------------------------------------------- records
+do -- see library.lua
+
 -- All records lie in one slot. A change with an effect on other slots is noted as an intent first, then its effect is
 -- carried out, then the record is written and the intent removed. Whoever meets an intent that was left behind carries it
 -- out and completes it: every effect may be repeated. So a crash leaves a change that nobody was told about, done or undone.
@@ -2705,16 +2825,17 @@ local function list(keys, args)
     return { names, bodies }
 end
 
-register('landline1_begin_change', begin_change)
-register('landline1_end_change', end_change, 'allow-oom')
-register('landline1_list', list, 'no-writes')
-register('landline1_version', function() return 'LANDLINE_VERSION' end, 'no-writes')
+register('landline2_begin_change', begin_change)
+register('landline2_end_change', end_change, 'allow-oom')
+register('landline2_list', list, 'no-writes')
+register('landline2_version', function() return 'LANDLINE_VERSION' end, 'no-writes')
+
+end
 -- ---------------------------------------------------------------------------------------------------------------- looking
 -- Shows messages as they lie. Nothing is carried out that is due, and nothing is written: what a lease's end would change
 -- shows once it was swept.
 
--- In a function of its own: one has room for 200 local names, and the library's are nearly that many.
-local function register_peek()
+do -- see library.lua
 
 -- Entries of the index that one call looks at: about 1 ms of server time.
 local PEEK_ENTRIES = 200
@@ -2845,7 +2966,6 @@ local function peek(keys, args)
     look.answer[1] = next_at or 0
     return look.answer
 end
-register('landline1_peek', peek, 'no-writes')
+register('landline2_peek', peek, 'no-writes')
 
 end
-register_peek()
