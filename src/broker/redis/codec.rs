@@ -10,6 +10,9 @@ use crate::{
 /// Set in a chunk's flags when its payload carries a table of id offsets, because a filter left messages out.
 pub const FLAG_GAPS: u8 = 1;
 
+/// Set in the flags of an answer where of a chunk only the leased messages are given, and a table of where each ends in that.
+pub const FLAG_PICKED: u8 = 128;
+
 /// Reads little-endian fields one after the other.
 pub struct Reader<'a>(pub &'a [u8]);
 
@@ -264,21 +267,47 @@ impl Stored {
             let bytes = header.get(index * 4..index * 4 + 4).ok_or_else(broken)?;
             Ok(u32::from_le_bytes(bytes.try_into().map_err(|_| broken())?) as usize)
         };
-        let mut out = BytesMut::with_capacity(data.len() + usize::from(set.hi - set.lo + 1) * EncodedMessage::SEAL_BYTES);
-        let mut ends = Vec::with_capacity(usize::from(set.hi - set.lo + 1));
-        for index in set.iter() {
+        self.seal_each(set, data.len(), |index, out| {
             let at = usize::from(index);
             let start = if at == 0 { 0 } else { end_of(at - 1)? };
             let (start, end) = (start.checked_sub(self.from as usize), end_of(at)?.checked_sub(self.from as usize));
             let (Some(start), Some(end)) = (start, end) else { return Err(broken()) };
             out.put_slice(data.get(start..end).ok_or_else(broken)?);
-            let offset = if self.flags & FLAG_GAPS == 0 {
-                u64::from(index)
-            } else {
-                let table = usize::from(self.count) * 4 + at * 2;
-                let bytes = header.get(table..table + 2).ok_or_else(broken)?;
-                u64::from(u16::from_le_bytes(bytes.try_into().map_err(|_| broken())?))
-            };
+            if self.flags & FLAG_GAPS == 0 {
+                return Ok(u64::from(index));
+            }
+            let table = usize::from(self.count) * 4 + at * 2;
+            let bytes = header.get(table..table + 2).ok_or_else(broken)?;
+            Ok(u64::from(u16::from_le_bytes(bytes.try_into().map_err(|_| broken())?)))
+        })
+    }
+
+    /// Seals messages of which nothing but themselves was given, without id offsets: `ends` says where each ends in `data`.
+    ///
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub fn seal_picked(&self, ends: &[u8], data: &[u8], set: &Set) -> Result<Vec<Bytes>, BrokerError> {
+        let broken = || BrokerError::Damaged(format!("chunk {:016x} has an inconsistent payload", self.payload));
+        let (mut ends, mut start) = (Reader(ends), 0);
+        self.seal_each(set, data.len(), |index, out| {
+            let end = ends.u32()? as usize;
+            out.put_slice(data.get(start..end).ok_or_else(broken)?);
+            start = end;
+            Ok(u64::from(index))
+        })
+    }
+
+    /// Calls `put` for each message of the set, which writes it and answers its distance from the first id.
+    fn seal_each(
+        &self,
+        set: &Set,
+        bytes: usize,
+        mut put: impl FnMut(u16, &mut BytesMut) -> Result<u64, BrokerError>,
+    ) -> Result<Vec<Bytes>, BrokerError> {
+        let mut out = BytesMut::with_capacity(bytes + usize::from(set.hi - set.lo + 1) * EncodedMessage::SEAL_BYTES);
+        let mut ends = Vec::with_capacity(usize::from(set.hi - set.lo + 1));
+        for index in set.iter() {
+            let offset = put(index, &mut out)?;
             EncodedMessage::seal_tail(self.first_id + offset, self.publish_ms, &mut out);
             ends.push(out.len());
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::{Cmd, Value, cmd};
 
 use super::{
-    codec::{FLAG_GAPS, Reader, Set, Stored},
+    codec::{FLAG_GAPS, FLAG_PICKED, Reader, Set, Stored},
     connection::{Failure, Request},
     engine::{Engine, array, bytes},
     library::function,
@@ -104,8 +104,13 @@ fn values_of(stored: &Stored) -> usize {
     }
 }
 
-/// Puts what was read together; nothing when the payload is gone.
-fn assemble(stored: &Stored, set: &Set, values: &mut impl Iterator<Item = Value>) -> Result<Option<Vec<Bytes>>, BrokerError> {
+/// Puts what was read together; nothing when the payload is gone. `picked` says that it holds the messages of the set alone.
+fn assemble(
+    stored: &Stored,
+    set: &Set,
+    values: &mut impl Iterator<Item = Value>,
+    picked: bool,
+) -> Result<Option<Vec<Bytes>>, BrokerError> {
     let mut next = || match values.next() {
         Some(Value::BulkString(bytes)) => Some(bytes),
         _ => None,
@@ -121,6 +126,9 @@ fn assemble(stored: &Stored, set: &Set, values: &mut impl Iterator<Item = Value>
     let (Some(ends), Some(data)) = (ends, next()) else { return Ok(None) };
     if ends.is_empty() {
         return Ok(None);
+    }
+    if picked {
+        return stored.seal_picked(&ends, &data, set).map(Some);
     }
     // The tables as if they had been read whole, so that sealing finds each entry at its place.
     let mut header = vec![0; stored.header_bytes()];
@@ -156,7 +164,7 @@ impl Engine {
         if queue.is_suspect(session.id) {
             self.recover(&queue, session.id).await?;
         }
-        let (others, waits) = queue.asking(session);
+        let (others, idle, waits) = queue.asking(session);
         let mut call = function("landline_lease", &[&queue.key]);
         call.arg(self.header(queue.seen())).arg(&self.session_name(session.id)[..]).arg(request.max_messages);
         // Numbers stay below what the library can count with.
@@ -166,8 +174,11 @@ impl Engine {
             .arg(most(request.max_inflight))
             .arg(others)
             .arg(u8::from(waits))
-            .arg(request.record_version);
-        let mut answer = match self.shards.call(queue.slot, &Request::One(call)).await {
+            .arg(request.record_version)
+            .arg(u8::from(idle));
+        let called = self.shards.call(queue.slot, &Request::One(call)).await;
+        queue.answered(session);
+        let mut answer = match called {
             Ok(values) => array(values)?,
             Err(failure) => {
                 queue.fed(session);
@@ -231,8 +242,9 @@ impl Engine {
         }
         let mut values = given.values.into_iter();
         let mut read = Vec::new();
-        for (stored, set) in chunks {
-            read.push(assemble(stored, set, &mut values)?);
+        for (at, (stored, set)) in chunks.enumerate() {
+            let picked = at < given.count && stored.flags & FLAG_PICKED > 0;
+            read.push(assemble(stored, set, &mut values, picked)?);
         }
         Ok(read)
     }

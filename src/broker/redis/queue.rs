@@ -48,6 +48,8 @@ struct View {
     attached: HashMap<u64, Arc<Session>>,
     /// Sessions that found nothing, or whose lease call is under way, in the order in which they asked.
     hungry: VecDeque<Arc<Session>>,
+    /// Sessions with a lease call under way.
+    asking: HashSet<u64>,
     /// Sessions that were woken and have not leased since: each has a turn that must not be lost.
     woken: HashSet<u64>,
     held: HashMap<(u64, u64), Held>,
@@ -130,17 +132,24 @@ impl QueueView {
     }
 
     /// A lease call begins. The session counts as waiting already, so that a wake that overtakes the answer finds it.
-    /// Answers how many others wait, and whether this one waits.
-    pub fn asking(&self, session: &Arc<Session>) -> (usize, bool) {
+    /// Answers how many others wait, whether one of them has no call under way, and whether this one waits.
+    pub fn asking(&self, session: &Arc<Session>) -> (usize, bool, bool) {
         let mut view = self.view.lock();
         view.woken.remove(&session.id);
+        let idle = view.hungry.iter().any(|s| s.id != session.id && !view.asking.contains(&s.id));
+        view.asking.insert(session.id);
         if !view.attached.contains_key(&session.id) {
-            return (view.hungry.len(), false);
+            return (view.hungry.len(), idle, false);
         }
         if !view.hungry.iter().any(|s| s.id == session.id) {
             view.hungry.push_back(session.clone());
         }
-        (view.hungry.len() - 1, true)
+        (view.hungry.len() - 1, idle, true)
+    }
+
+    /// A lease call is over.
+    pub fn answered(&self, session: &Arc<Session>) {
+        self.view.lock().asking.remove(&session.id);
     }
 
     pub fn fed(&self, session: &Arc<Session>) {

@@ -5,6 +5,11 @@ do -- see library.lua
 -- Payloads up to so many bytes together, of so many chunks, are given along: copying more through Lua costs more than a call.
 local INLINE_BYTES = 16384
 local INLINE_CHUNKS = 20
+-- Set in the flags of an answer where only the leased messages of a chunk are given along.
+local PICKED = 128
+-- Messages of keys that other sessions have which one call puts into the keys' lines, before it leaves the rest to the next:
+-- about 1 ms of server time.
+local PARKED_PER_CALL = 1000
 
 -- Bytes that sealing adds to each message of a chunk: the id in decimal and the publish time.
 function seal_bytes(e)
@@ -83,7 +88,12 @@ end
 local function lease_line(q, pick, k)
     local name = q.key .. ':kl:' .. hex(k)
     local places = redis.call('ZRANGE', name, 0, pick.left - 1)
-    local taken = {}
+    local taken, seqs = {}, {}
+    for at, place in ipairs(places) do
+        local c, index = struct.unpack(PLACE, place)
+        seqs[at] = c + index
+    end
+    load_retries(q, seqs)
     for _, place in ipairs(places) do
         if not wants(pick) then break end
         local c, index = struct.unpack(PLACE, place)
@@ -103,12 +113,14 @@ end
 local function lease_keys(q, pick)
     for _, owner in ipairs({ pick.session, ZERO }) do
         local name = owner == ZERO and q.key .. ':kf' or q.key .. ':kw:' .. hex(owner)
-        while wants(pick) do
+        local count = owner == ZERO and pick.takers > 1 and ceil(redis.call('LLEN', name) / pick.takers) or INFINITE
+        while count > 0 and wants(pick) do
             local k = redis.call('LPOP', name)
             if not k then break end
             local key = get_key(q, k)
             if key.offered == owner then
                 key.offered = NONE
+                count = count - 1
                 lease_line(q, pick, k)
                 key_changed(q, k, key)
             end
@@ -155,7 +167,8 @@ local function fit(q, pick, e, lo)
     return count, bytes
 end
 
-local function park(q, k, key, c, index)
+local function park(q, pick, k, key, c, index)
+    pick.parked = pick.parked + 1
     local list = q.to_park[k] or {}
     list[#list + 1] = c + index
     list[#list + 1] = struct.pack(PLACE, c, index)
@@ -179,13 +192,13 @@ local function admit(q, pick, c, chunk, index, mask)
         key_starts(q, k, key, pick.session, c)
         return true
     end
-    park(q, k, get_key(q, k), c, index)
+    park(q, pick, k, get_key(q, k), c, index)
     return false
 end
 
 local function lease_entry_keyed(q, pick, e, chunk, lo, mask)
     local c = e.c
-    if q.ordered and e.keys ~= '' then load_keys(q, chunk, lo, min(lo + pick.left, e.n) - 1) end
+    if q.ordered and e.keys ~= '' then load_keys(q, chunk, { lo = lo, hi = min(lo + pick.left, e.n) - 1 }) end
     if pick.max_bytes - pick.bytes <= chunk.bytes then
         -- The byte budget may end within the entry, so that each message has to be looked up.
         for index = lo, e.n - 1 do
@@ -254,10 +267,10 @@ local function lease_fresh(q, pick)
         end
         q.cur, q.skip = open.c + open.n, 0
     end
-    while wants(pick) and q.cur < q.next_seq do
+    while wants(pick) and pick.parked < PARKED_PER_CALL and q.cur < q.next_seq do
         local rows = redis.call('XRANGE', q.key .. ':cx', q.cur, '+', 'COUNT', batch)
         for _, row in ipairs(rows) do
-            if not wants(pick) then return end
+            if not wants(pick) or pick.parked >= PARKED_PER_CALL then return end
             local e = read_entry(row)
             if e.c ~= q.cur then q.cur, q.skip = e.c, 0 end
             size = e.n
@@ -278,7 +291,13 @@ end
 
 -- Redelivered and fresh messages take turns, so that a message that fails again and again doesn't starve the rest.
 local function lease_all(q, pick)
-    if q.ordered then lease_keys(q, pick) end
+    if q.ordered then
+        lease_keys(q, pick)
+        if pick.takers > 1 then
+            local share = ceil(unkeyed(q) / pick.takers)
+            pick.left = min(pick.left, pick.count == 0 and max(share, 1) or share)
+        end
+    end
     local ready = redis.call('LLEN', q.key .. ':rd') > 0
     if not ready then return lease_fresh(q, pick) end
     local share = pick.left
@@ -289,6 +308,29 @@ local function lease_all(q, pick)
     lease_ready(q, pick, share)
     lease_fresh(q, pick)
     lease_ready(q, pick, pick.left)
+end
+
+-- Where few messages between others are leased, as the messages of a key are, only theirs are given along: notes the runs of
+-- the data that they are, and as their table where each ends in what is given.
+local function pick_out(part)
+    local set, ends = part.set, part.ends
+    local first = max(set.lo - 1, 0)
+    local runs, table_of, bytes = {}, {}, 0
+    each(set, function(index)
+        local start = index > 0 and struct.unpack('<I4', ends, (index - 1 - first) * 4 + 1) or 0
+        local stop = struct.unpack('<I4', ends, (index - first) * 4 + 1)
+        if runs[#runs] == start then
+            runs[#runs] = stop
+        else
+            runs[#runs + 1] = start
+            runs[#runs + 1] = stop
+        end
+        bytes = bytes + stop - start
+        table_of[#table_of + 1] = struct.pack('<I4', bytes)
+    end)
+    if bytes * 2 > part.to - part.from then return end
+    part.runs, part.ends = runs, concat(table_of)
+    part.size = #part.ends + bytes
 end
 
 local function close_part(q, pick, c, answer)
@@ -307,10 +349,12 @@ local function close_part(q, pick, c, answer)
         if size == (set.hi - max(set.lo - 1, 0) + 1) * 4 then
             from = set.lo > 0 and struct.unpack('<I4', ends) or 0
             to = struct.unpack('<I4', ends, size - 3)
-            if to > 0 then part.ends, part.from, part.to = ends, from, to end
+            if to > 0 then part.ends, part.from, part.to, part.size = ends, from, to, size + to - from end
+            if set.bm and chunk.flags == 0 then pick_out(part) end
         end
     end
-    answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id, chunk.flags, from, to,
+    answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id,
+        chunk.flags + (part.runs and PICKED or 0), from, to,
         #part.redelivered) .. pack_set(set) .. part.redelivered
 end
 
@@ -326,6 +370,14 @@ local function add_payload(q, part, answer)
         return payload
     end
     local head = chunk.n * 4
+    if part.runs then
+        local texts = {}
+        for run = 1, #part.runs, 2 do
+            texts[#texts + 1] = redis.call('GETRANGE', name, head + part.runs[run], head + part.runs[run + 1] - 1)
+        end
+        answer[at + 1], answer[at + 2] = ends, concat(texts)
+        return true
+    end
     local gaps = chunk.flags % 2 == 1 and redis.call('GETRANGE', name, head + set.lo * 2, head + set.hi * 2 + 1)
     if gaps then head = head + chunk.n * 2 end
     answer[at + 1] = ends
@@ -340,7 +392,7 @@ local function add_payloads(q, pick, answer)
     for at, c in ipairs(pick.order) do
         local part = pick.parts[c]
         local chunk = part.chunk
-        room = room - (part.ends and #part.ends + part.to - part.from or chunk.bytes)
+        room = room - (part.size or chunk.bytes)
         if at > INLINE_CHUNKS or room < 0 or not add_payload(q, part, answer) then return at - 1 end
     end
     return #pick.order
@@ -351,7 +403,8 @@ function register_waiting(q)
 end
 
 -- args: header, session, max messages, max bytes, deadline, max in flight, other waiting sessions of the node, '1' when this
--- session waits too if it gets nothing, version of the record that the caller acts on or 0
+-- session waits too if it gets nothing, version of the record that the caller acts on or 0, '1' when one of the others has
+-- no call under way, which would say by itself that it waits
 local function lease(keys, args)
     local q, err = open_at(keys[1], args[1])
     if not q then return err end
@@ -362,12 +415,12 @@ local function lease(keys, args)
     flush_lists(q)
     local answer = { '', '', '', '' }
     local others = tonumber(args[7])
-    local pick = { session = args[2], max_bytes = tonumber(args[4]), deadline = q.now + tonumber(args[5]), bytes = 0, count = 0,
+    local pick = { session = args[2], max_bytes = tonumber(args[4]), deadline = q.now + tonumber(args[5]), bytes = 0, count = 0, parked = 0, takers = 1,
         parts = {}, order = {} }
     pick.left = q.detached and 0 or min(tonumber(args[3]), max(tonumber(args[6]) - q.out, 0))
-    if pick.left > 1 and (others > 0 or q.waiting > 0) then
-        pick.left = min(pick.left, max(ceil(available(q) / (others + q.waiting + 1)), 1))
-    end
+    if pick.left > 1 then pick.takers = others + q.waiting + 1 end
+    -- Others get their share. Of a key's line they get nothing, so that keys are shared out, not their messages.
+    if pick.takers > 1 and not q.ordered then pick.left = min(pick.left, max(ceil(available(q) / pick.takers), 1)) end
     if pick.left > 0 then lease_all(q, pick) end
     local inlined = 0
     if pick.count > 0 then
@@ -379,7 +432,9 @@ local function lease(keys, args)
         for _, c in ipairs(pick.order) do close_part(q, pick, c, answer) end
         inlined = add_payloads(q, pick, answer)
     end
-    if (pick.count == 0 and args[8] == '1') or others > 0 then register_waiting(q) end
+    if (pick.count == 0 and args[8] == '1') or args[10] == '1' then register_waiting(q) end
+    -- The session comes again at once when there may be more for it.
+    if pick.parked >= PARKED_PER_CALL then q.available = true end
     local number = q.lease
     local head, ended, owners = finish(q, pick.count > 0)
     answer[1] = head

@@ -164,9 +164,9 @@ local function each(set, visit)
     for at = floor(set.lo / 8), floor(set.hi / 8) do
         local value, index = byte(set.bm, at + 1) or 0, at * 8
         while value > 0 do
-            if value % 2 == 1 then visit(index) end
-            value = floor(value / 2)
-            index = index + 1
+            local low = LOW[value]
+            visit(index + low)
+            value = value - 2 ^ low
         end
     end
 end
@@ -185,11 +185,16 @@ end
 
 local function unpack_set(text, at)
     local lo, hi, length, next = struct.unpack('<I2I2I2', text, at)
-    local set = { lo = lo, hi = hi, count = hi - lo + 1, bm = nil }
-    if length > 0 then
-        set.bm = sub(text, next, next + length - 1)
-        set.count = 0
-        for k = 1, length do set.count = set.count + POP[byte(set.bm, k)] end
+    if length == 0 then return { lo = lo, hi = hi, count = hi - lo + 1, bm = nil }, next end
+    return { lo = lo, hi = hi, count = nil, bm = sub(text, next, next + length - 1) }, next + length
+end
+
+-- How many messages a set has. Most that are read are not asked for it.
+local function size_of(set)
+    if not set.count then
+        local count = 0
+        for at = floor(set.lo / 8) + 1, #set.bm do count = count + POP[byte(set.bm, at)] end
+        set.count = count
     end
-    return set, next + length
+    return set.count
 end

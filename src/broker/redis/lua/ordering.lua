@@ -57,22 +57,22 @@ local function shared_key(q, text)
     return key
 end
 
--- Reads the keys of a chunk's messages `lo` to `hi` in one go.
-local function load_keys(q, chunk, lo, hi)
+-- Reads the keys of a set of a chunk's messages in one go.
+local function load_keys(q, chunk, set)
     local keys, missing = q.keys, {}
     if #chunk.keys == 8 then
         get_key(q, chunk.keys)
         return
     end
     local seen, list = {}, 0
-    for at = lo * 8 + 1, hi * 8 + 1, 8 do
-        local k = sub(chunk.keys, at, at + 7)
+    each(set, function(index)
+        local k = sub(chunk.keys, index * 8 + 1, index * 8 + 8)
         if not keys[k] and not seen[k] and k ~= ZERO then
             seen[k] = true
             list = list + 1
             missing[list] = k
         end
-    end
+    end)
     for from = 1, list, 1000 do
         local last = min(from + 999, list)
         local texts = redis.call('HMGET', q.key .. ':ky', unpack(missing, from, last))
@@ -200,11 +200,11 @@ local function keys_settled(q, c, chunk, set)
     if not q.ordered or chunk.keys == '' then return end
     if #chunk.keys == 8 then
         local key = get_key(q, chunk.keys)
-        key_left(key, c, set.count)
+        key_left(key, c, size_of(set))
         key_changed(q, chunk.keys, key)
         return
     end
-    load_keys(q, chunk, set.lo, set.hi)
+    load_keys(q, chunk, set)
     local keys, counts, list = q.keys, {}, {}
     each(set, function(index)
         local k = sub(chunk.keys, index * 8 + 1, index * 8 + 8)

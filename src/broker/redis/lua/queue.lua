@@ -104,10 +104,11 @@ local function read_chunk(text)
     local leases, size = {}, #text
     while at <= size do
         local number, session, from, deadline, redelivered, set
+        local start = at
         number, session, from, deadline, redelivered, at = struct.unpack(LEASE, text, at)
         set, at = unpack_set(text, at)
         leases[#leases + 1] = { lease = number, session = session, at = from, deadline = deadline,
-            redelivered = redelivered == 1, set = set }
+            redelivered = redelivered == 1, set = set, text = sub(text, start, at - 1), whole = set }
     end
     return { payload = payload, n = n, unacked = unacked, bytes = bytes, ms = ms, id = id, flags = flags, keys = keys,
         leases = leases, dirty = false, fresh = false, touched = false, noted = first_deadline(leases) }
@@ -116,12 +117,15 @@ end
 local function pack_chunk(chunk)
     local head = struct.pack(CHUNK, chunk.payload, chunk.n, chunk.unacked, chunk.bytes, chunk.ms, chunk.id, chunk.flags,
         #chunk.keys)
-    local parts = { head, chunk.keys }
+    local parts = {}
     for at, lease in ipairs(chunk.leases) do
-        parts[at + 2] = struct.pack(LEASE, lease.lease, lease.session, lease.at, lease.deadline, lease.redelivered and 1 or 0)
-            .. pack_set(lease.set)
+        -- What was read and is whole still is written as it was.
+        parts[at] = lease.text and lease.set == lease.whole and lease.text
+            or struct.pack(LEASE, lease.lease, lease.session, lease.at, lease.deadline, lease.redelivered and 1 or 0)
+                .. pack_set(lease.set)
     end
-    return concat(parts)
+    -- The keys may be long, and `concat` would copy them with every part.
+    return head .. chunk.keys .. concat(parts)
 end
 
 local function get_chunk(q, c)
@@ -198,18 +202,32 @@ end
 
 -- ---- messages that were delivered before
 
+local function read_retry(text)
+    local failures, counted, place, aux, chunk = struct.unpack(RETRY, text)
+    return { failures = failures, counted = counted, place = place, aux = aux, chunk = chunk }
+end
+
 local function get_retry(q, seq)
     local retry = q.retries[seq]
     if retry == nil then
         local text = redis.call('HGET', q.key .. ':rt', seq)
-        retry = false
-        if text then
-            retry = {}
-            retry.failures, retry.counted, retry.place, retry.aux, retry.chunk = struct.unpack(RETRY, text)
-        end
+        retry = text and read_retry(text)
         q.retries[seq] = retry
     end
     return retry or nil
+end
+
+-- Reads what is known of several messages in one go.
+local function load_retries(q, list)
+    local missing = {}
+    for _, seq in ipairs(list) do
+        if q.retries[seq] == nil then missing[#missing + 1] = seq end
+    end
+    for from = 1, #missing, 1000 do
+        local last = min(from + 999, #missing)
+        local texts = redis.call('HMGET', q.key .. ':rt', unpack(missing, from, last))
+        for at, text in ipairs(texts) do q.retries[missing[from + at - 1]] = text and read_retry(text) end
+    end
 end
 
 local function need_retry(q, c, index)
@@ -238,7 +256,7 @@ end
 
 -- Counts a set out of its lease: whoever holds it is told.
 local function end_lease(q, c, lease, set)
-    q.out = q.out - set.count
+    q.out = q.out - size_of(set)
     local note = struct.pack('<c8I8I8', lease.session, c, lease.lease) .. pack_set(set)
     local node = sub(lease.session, 1, 4)
     if node == q.node then

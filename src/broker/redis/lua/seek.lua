@@ -21,7 +21,7 @@ local function unacked_sets(q)
         end
         sets[c] = live or false
         marks[c] = {}
-        if (live and live.count or 0) < chunk.unacked and q.ordered and chunk.keys ~= '' then
+        if (live and size_of(live) or 0) < chunk.unacked and q.ordered and chunk.keys ~= '' then
             -- What is parked in a line has no record of its own.
             for index = 0, chunk.n - 1 do
                 local k = key_of(q, chunk, index)

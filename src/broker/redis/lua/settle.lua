@@ -101,7 +101,7 @@ local function acknowledge_group(q, text)
             keys_settled(q, c, chunk, part)
             if lease.redelivered then each(part, function(index) forget_retry(q, c + index) end) end
             if q.once and attempt > 1 then remember(q, c, number, part) end
-            drop(q, chunk, part.count)
+            drop(q, chunk, size_of(part))
         end)
     end
     if not rest then return 'D' end

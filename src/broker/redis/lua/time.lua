@@ -86,11 +86,11 @@ local function expire_leases(q, left)
                 end)
                 for _, lease in ipairs(over) do
                     end_lease(q, c, lease, lease.set)
-                    q.expired = q.expired + lease.set.count
+                    q.expired = q.expired + size_of(lease.set)
                 end
                 for _, lease in ipairs(over) do
                     each(lease.set, function(index) fail(q, chunk, c, index, lease.deadline, false) end)
-                    left = left - lease.set.count
+                    left = left - size_of(lease.set)
                 end
             end
             note_due(q, c, chunk)
@@ -161,7 +161,7 @@ end
 local function unmasked(e, mask)
     if not mask then return e.n end
     local gone = split({ lo = 0, hi = e.n - 1, count = e.n }, mask)
-    return e.n - (gone and gone.count or 0)
+    return e.n - (gone and size_of(gone) or 0)
 end
 
 -- The entry is forgotten: it is beyond retention, or nothing refers to it any more.
@@ -252,9 +252,14 @@ end
 
 -- ---------------------------------------------------------------------------------------------------------- waking, answers
 
-local function available(q)
+-- Messages that are not in the line of a key.
+local function unkeyed(q)
     local fresh = min(max(q.next_seq - q.cur - q.skip, 0), q.unacked)
-    return fresh + redis.call('LLEN', q.key .. ':rd') + redis.call('LLEN', q.key .. ':kf')
+    return fresh + redis.call('LLEN', q.key .. ':rd')
+end
+
+local function available(q)
+    return unkeyed(q) + redis.call('LLEN', q.key .. ':kf')
 end
 
 local function tell(node, message)

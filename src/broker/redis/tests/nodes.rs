@@ -134,6 +134,70 @@ async fn records_are_listed_in_the_order_of_their_names() {
     assert!(b.broker.list(Kind::Snapshot, "", "", 10).await.unwrap().is_empty());
 }
 
+/// Two sessions take a publish in small parts: whole runs of it, or the messages of a key among those of others.
+async fn take_in_parts(rig: &Rig, queue: &QueueRef, filtered: Vec<u32>) {
+    let made: Vec<(String, String)> = (0..60).map(|n| (format!("{n:02} {}", "x".repeat(n)), format!("key{}", n % 5))).collect();
+    let messages: Vec<(&str, &str)> = made.iter().map(|(text, key)| (text.as_str(), key.as_str())).collect();
+    let target = Target { queue: queue.clone(), filtered: filtered.clone() };
+    let ids = rig.publish_filtered(&messages, vec![target]).await;
+    let sealed = |n: usize| {
+        let mut out = bytes::BytesMut::new();
+        EncodedMessage::encode(made[n].0.as_bytes(), [], &made[n].1).seal(ids[n], rig.now_ms(), &mut out);
+        out.freeze()
+    };
+    let sessions = [rig.session(queue), rig.session(queue)];
+    let (mut seen, mut held) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for _ in 0..100 {
+        for (session, held) in sessions.iter().zip(&mut held) {
+            let earlier = std::mem::replace(held, rig.lease(queue, session, 7).await);
+            rig.ack(queue, &earlier).await;
+            seen.extend(held.iter().map(|leased| leased.message.clone()));
+        }
+    }
+    assert_eq!(seen.len(), made.len() - filtered.len());
+    for key in 0..5 {
+        let of_key = |n: &usize| n % 5 == key && !filtered.contains(&(*n as u32));
+        let expected: Vec<_> = (0..60).filter(of_key).map(sealed).collect();
+        let got: Vec<_> = seen.iter().filter(|message| expected.contains(message)).cloned().collect();
+        assert_eq!(got, expected, "the messages of key {key}");
+    }
+}
+
+#[tokio::test]
+async fn parts_of_a_publish_are_given_along_as_they_were_published() {
+    let mut rig = Rig::new().await;
+    let queue = rig.queue(1, |c| c.ordered = true).await;
+    take_in_parts(&rig, &queue, Vec::new()).await;
+    take_in_parts(&rig, &queue, vec![0, 7, 8, 30]).await;
+}
+
+/// A session whose keys all belong to another one puts what it meets into their lines, and does not do so with a whole backlog
+/// in one call.
+#[tokio::test]
+async fn a_backlog_of_anothers_key_is_not_put_into_its_line_in_one_call() {
+    let mut rig = Rig::new().await;
+    let queue = rig.queue(1, |c| c.ordered = true).await;
+    let (owner, other) = (rig.session(&queue), rig.session(&queue));
+    for _ in 0..5 {
+        rig.publish_keyed(&[("m", "key"); 700]).await;
+    }
+    rig.publish_keyed(&[("free", "other key")]).await;
+    let first = rig.lease(&queue, &owner, 1).await;
+    let mut calls = 0;
+    let free = loop {
+        calls += 1;
+        let leased = rig.lease(&queue, &other, 10).await;
+        if !leased.is_empty() {
+            break leased;
+        }
+        let woken = tokio::time::timeout(Duration::from_secs(10), other.woken()).await;
+        woken.expect("a session that has not seen all is woken at once");
+    };
+    assert_eq!((text(&free[0]).as_str(), free.len(), calls), ("free", 1, 3));
+    rig.ack(&queue, &first).await;
+    assert_eq!(rig.lease(&queue, &owner, 5000).await.len(), 3499);
+}
+
 /// While servers are replaced one by one, some have the library of the version before. Here one is called by its names; its
 /// text is that of version 2, which is to be replaced when the version is raised.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
