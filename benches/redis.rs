@@ -6,6 +6,7 @@
 //! has the median of the rounds, so that what else runs on the machine hits all of them alike.
 
 use std::{
+    cell::Cell,
     fmt::Write,
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
@@ -32,6 +33,8 @@ const BACKLOG: usize = 200_000;
 const DATA_BYTES: usize = 100;
 /// Messages a streaming client of Google's libraries may hold unless it is set up otherwise.
 const STREAM_MESSAGES: usize = 1000;
+/// Consumers of the cases with several: so many calls of one node are under way when a Redis core is busy.
+const CONSUMERS: usize = 10;
 const IDLE_SUBSCRIPTIONS: u64 = 1000;
 /// How long idle subscriptions are watched: several rounds in which a node looks after them.
 const IDLE: Duration = Duration::from_secs(60);
@@ -149,24 +152,35 @@ impl Rig {
     }
 
     /// Publishes, leases and acknowledges. Several publishes are under way at a time, as under load.
-    async fn cycle(&self, session: &Arc<Session>, case: &Case) -> Result<(), Failure> {
+    async fn cycle(&self, sessions: &[Arc<Session>], case: &Case) -> Result<(), Failure> {
         let at_once = if case.alone { 1 } else { (1000 / case.batch).min(100) };
-        for _ in 0..MESSAGES / case.batch / at_once {
-            futures::future::try_join_all((0..at_once).map(|_| self.append(case.batch, case.keys))).await?;
-            let mut left = case.batch * at_once;
-            while left > 0 {
-                let request = LeaseRequest {
-                    queue: self.queue.clone(),
-                    session: session.clone(),
-                    max_messages: case.leased,
-                    max_bytes: u64::MAX,
-                    deadline_ms: 60_000,
-                    max_inflight: 1_000_000,
-                    record_version: 0,
-                };
-                let leased = self.broker.lease(request).await?;
-                left -= leased.len();
-                let tokens: Vec<_> = leased.iter().map(|l| l.token).collect();
+        for _ in 0..MESSAGES / case.batch / at_once / case.consumers {
+            // Several consumers work on a backlog: the last messages of one are shared out in small parts.
+            for _ in 0..case.consumers {
+                futures::future::try_join_all((0..at_once).map(|_| self.append(case.batch, case.keys))).await?;
+            }
+            let left = Cell::new(case.batch * at_once * case.consumers);
+            futures::future::try_join_all(sessions.iter().map(|session| self.consume(session, case.leased, &left))).await?;
+        }
+        Ok(())
+    }
+
+    /// Leases and acknowledges until nothing is left.
+    async fn consume(&self, session: &Arc<Session>, most: usize, left: &Cell<usize>) -> Result<(), Failure> {
+        while left.get() > 0 {
+            let request = LeaseRequest {
+                queue: self.queue.clone(),
+                session: session.clone(),
+                max_messages: most,
+                max_bytes: u64::MAX,
+                deadline_ms: 60_000,
+                max_inflight: 1_000_000,
+                record_version: 0,
+            };
+            let leased = self.broker.lease(request).await?;
+            left.set(left.get() - leased.len());
+            let tokens: Vec<_> = leased.iter().map(|l| l.token).collect();
+            if !tokens.is_empty() {
                 self.broker.acknowledge(&self.queue, &tokens).await?;
             }
         }
@@ -185,28 +199,33 @@ struct Case {
     keys: usize,
     /// One publish is under way at a time, so that none is stored together with others.
     alone: bool,
+    /// How many lease and acknowledge at the same time, over one connection.
+    consumers: usize,
     stream: bool,
 }
 
 const fn case(name: &'static str, batch: usize, leased: usize, keys: usize) -> Case {
-    Case { name, batch, leased, keys, alone: false, stream: false }
+    Case { name, batch, leased, keys, alone: false, consumers: 1, stream: false }
 }
 
 const fn stream(name: &'static str, leased: usize) -> Case {
-    Case { name, batch: 100, leased, keys: 0, alone: true, stream: true }
+    Case { name, batch: 100, leased, keys: 0, alone: true, consumers: 1, stream: true }
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 14] = [
     stream("stream, 100 and 100", 100),
     stream("stream, 100 and 1,000", STREAM_MESSAGES),
+    Case { consumers: CONSUMERS, ..stream("stream, 100 and 100, 10 consumers at once", 100) },
     Case { alone: true, ..case("Landline, 100 and 100, one publish at a time", 100, 100, 0) },
     case("Landline, 100 and 100", 100, 100, 0),
+    Case { consumers: CONSUMERS, ..case("Landline, 100 and 100, 10 consumers at once", 100, 100, 0) },
     case("Landline, 100 and 1,000", 100, STREAM_MESSAGES, 0),
     case("Landline, 1,000 and 1,000", 1000, STREAM_MESSAGES, 0),
     case("Landline, 10 and 1,000", 10, STREAM_MESSAGES, 0),
     case("Landline, 1 and 1,000", 1, STREAM_MESSAGES, 0),
     case("Landline, 100 and 1,000, over 100 ordering keys", 100, STREAM_MESSAGES, 100),
     case("Landline, 100 and 100, over 100 ordering keys", 100, 100, 100),
+    Case { consumers: CONSUMERS, ..case("Landline, 100 and 100, over 100 ordering keys, 10 consumers at once", 100, 100, 100) },
     case("Landline, 100 and 1,000, all of one ordering key", 100, STREAM_MESSAGES, 1),
 ];
 
@@ -214,19 +233,23 @@ const CASES: [Case; 11] = [
 type Rows = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
 
 /// The same with a stream and a consumer group, pipelined by batch.
-async fn stream_cycle(connection: &mut redis::aio::MultiplexedConnection, case: &Case) -> Result<(), Failure> {
-    for _ in 0..MESSAGES / case.leased {
-        for _ in 0..case.leased / case.batch {
-            add(connection, "s", case.batch).await?;
+async fn stream_cycle(connection: &redis::aio::MultiplexedConnection, case: &Case) -> Result<(), Failure> {
+    let chain = async |mut connection: redis::aio::MultiplexedConnection| {
+        for _ in 0..MESSAGES / case.leased / case.consumers {
+            for _ in 0..case.leased / case.batch {
+                add(&mut connection, "s", case.batch).await?;
+            }
+            let mut read = redis::cmd("XREADGROUP");
+            read.arg("GROUP").arg("g").arg("c").arg("COUNT").arg(case.leased).arg("STREAMS").arg("s").arg(">");
+            let rows: Rows = read.query_async(&mut connection).await?;
+            let ids: Vec<String> = rows.into_iter().flat_map(|(_, rows)| rows).map(|(id, _)| id).collect();
+            let mut pipe = redis::pipe();
+            pipe.cmd("XACK").arg("s").arg("g").arg(&ids).ignore().cmd("XDEL").arg("s").arg(&ids).ignore();
+            pipe.exec_async(&mut connection).await?;
         }
-        let mut read = redis::cmd("XREADGROUP");
-        read.arg("GROUP").arg("g").arg("c").arg("COUNT").arg(case.leased).arg("STREAMS").arg("s").arg(">");
-        let rows: Rows = read.query_async(connection).await?;
-        let ids: Vec<String> = rows.into_iter().flat_map(|(_, rows)| rows).map(|(id, _)| id).collect();
-        let mut pipe = redis::pipe();
-        pipe.cmd("XACK").arg("s").arg("g").arg(&ids).ignore().cmd("XDEL").arg("s").arg(&ids).ignore();
-        pipe.exec_async(connection).await?;
-    }
+        Ok::<_, Failure>(())
+    };
+    futures::future::try_join_all((0..case.consumers).map(|_| chain(connection.clone()))).await?;
     Ok(())
 }
 
@@ -259,15 +282,20 @@ async fn measure(server: &Server) -> Result<Vec<(f64, f64)>, Failure> {
     let _: redis::Value = create.query_async(&mut connection).await?;
     let mut rigs = Vec::new();
     for (number, case) in (1..).zip(&CASES) {
-        rigs.push((Rig::new(server, number, case.keys > 0).await?, Session::new(next_session_id())));
+        let rig = Rig::new(server, number, case.keys > 0).await?;
+        let sessions: Vec<_> = (0..case.consumers).map(|_| Session::new(next_session_id())).collect();
+        if case.consumers > 1 {
+            sessions.iter().for_each(|session| rig.broker.attach(&rig.queue, session));
+        }
+        rigs.push((rig, sessions));
     }
     let mut taken = vec![(Vec::new(), Vec::new()); CASES.len()];
     for _ in 0..ROUNDS {
-        for ((case, (rig, session)), taken) in CASES.iter().zip(&rigs).zip(&mut taken) {
+        for ((case, (rig, sessions)), taken) in CASES.iter().zip(&rigs).zip(&mut taken) {
             let (redis, own) = (server.cpu()?, own_cpu());
             match case.stream {
-                true => stream_cycle(&mut connection, case).await?,
-                false => rig.cycle(session, case).await?,
+                true => stream_cycle(&connection, case).await?,
+                false => rig.cycle(sessions, case).await?,
             }
             taken.0.push((server.cpu()? - redis) / MESSAGES as f64);
             taken.1.push((own_cpu() - own) / MESSAGES as f64);
@@ -345,7 +373,7 @@ async fn run() -> Result<(), Failure> {
          Written by `cargo bench --bench redis`. Messages of {DATA_BYTES} B are published, leased and acknowledged through one\n\
          `redis-server` {} on loopback; the first number is how many a publish brings, the second how many are leased and\n\
          acknowledged together at most. Publishes that are under way at the same time are stored together, up to 1,000 messages,\n\
-         except where the table says otherwise. The stream is read through a consumer group, and its messages are deleted once they are\n\
+         except where the table says otherwise. Consumers that are at work at once share a connection, and a backlog of {CONSUMERS},000. The stream is read through a consumer group, and its messages are deleted once they are\n\
          acknowledged. CPU is the median of {ROUNDS} rounds in which the cases take turns; the client's, of an optimized build,\n\
          holds making and reading the messages. Times drift with the machine and with what else it does, ratios hardly.\n\n\
          | | CPU of Redis a message | messages/s of one Redis core | against the stream | CPU of the client a message |\n\
