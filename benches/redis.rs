@@ -373,9 +373,10 @@ async fn run() -> Result<(), Failure> {
          Written by `cargo bench --bench redis`. Messages of {DATA_BYTES} B are published, leased and acknowledged through one\n\
          `redis-server` {} on loopback; the first number is how many a publish brings, the second how many are leased and\n\
          acknowledged together at most. Publishes that are under way at the same time are stored together, up to 1,000 messages,\n\
-         except where the table says otherwise. Consumers that are at work at once share a connection, and a backlog of {CONSUMERS},000. The stream is read through a consumer group, and its messages are deleted once they are\n\
-         acknowledged. CPU is the median of {ROUNDS} rounds in which the cases take turns; the client's, of an optimized build,\n\
-         holds making and reading the messages. Times drift with the machine and with what else it does, ratios hardly.\n\n\
+         except where the table says otherwise. Consumers that are at work at once share a connection, and a backlog of\n\
+         {CONSUMERS},000. The stream is read through a consumer group, and its messages are deleted once they are acknowledged. CPU\n\
+         is the median of {ROUNDS} rounds in which the cases take turns; the client's, of an optimized build, holds making and\n\
+         reading the messages. Times drift with the machine and with what else it does, ratios hardly.\n\n\
          | | CPU of Redis a message | messages/s of one Redis core | against the stream | CPU of the client a message |\n\
          |---|---|---|---|---|\n",
         version.unwrap_or_default()

@@ -129,6 +129,7 @@ impl Engine {
         let events = events_channel(self.shards.database());
         channel.subscribe(&events).await.map_err(unavailable)?;
         channel.subscribe(node_channel(&self.node_hex())).await.map_err(unavailable)?;
+        self.opened.fetch_add(1, Ordering::AcqRel);
         if !first {
             // Notices may have been missed.
             let _ = self.events.send(Event::Reset);

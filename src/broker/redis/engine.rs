@@ -91,6 +91,8 @@ pub struct Engine {
     pub heard: AtomicU64,
     /// The notice channel has to be opened again.
     pub deaf: Notify,
+    /// How often the notice channel was opened.
+    pub opened: AtomicU64,
     this: Weak<Self>,
 }
 
@@ -140,6 +142,7 @@ impl Engine {
             next_publish: AtomicU64::new(local_ms() as u64 * 1000),
             heard: AtomicU64::new(0),
             deaf: Notify::new(),
+            opened: AtomicU64::new(0),
             this: this.clone(),
         })
     }

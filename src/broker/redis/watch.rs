@@ -45,6 +45,8 @@ pub struct Watch {
     left: Vec<String>,
     per_round: usize,
     pings: u64,
+    /// How often the channel had been opened when the last ping was sent.
+    opened: u64,
 }
 
 impl Engine {
@@ -77,11 +79,14 @@ impl Engine {
         self.look_at(&part).await
     }
 
-    /// Opens the notice channel again when the last ping has not come back.
+    /// Opens the notice channel again when the last ping has not come back. One that was sent before the channel was open says
+    /// nothing about it; it would be opened again and again, each time while the next ping is sent.
     async fn test_channel(&self, watch: &mut Watch) -> Result<(), BrokerError> {
-        if self.heard.load(Ordering::Acquire) < watch.pings {
+        let opened = self.opened.load(Ordering::Acquire);
+        if self.heard.load(Ordering::Acquire) < watch.pings && watch.opened == opened {
             self.deaf.notify_waiters();
         }
+        watch.opened = opened;
         watch.pings += 1;
         let mut ping = vec![PING];
         ping.extend_from_slice(&watch.pings.to_le_bytes());
