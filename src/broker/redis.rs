@@ -42,6 +42,7 @@ mod peek;
 mod publish;
 mod queue;
 mod records;
+mod replicas;
 mod settle;
 mod slots;
 mod snapshot;

@@ -10,11 +10,13 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Mutex, RwLock};
-use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd, from_redis_value_ref,
+};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +24,7 @@ use super::{
     address::{Address, Arrangement, Endpoint},
     durability::{self, Durability},
     library,
+    replicas::{Attached, connected},
     slots::{SLOTS, read_slots},
 };
 use crate::{
@@ -140,6 +143,8 @@ struct WaitDone {
     asked: u64,
     by: Option<Mark>,
     result: Option<Result<(), BrokerError>>,
+    /// The replicas of the marked server.
+    attached: Attached,
 }
 
 /// What the connections of this node did so far.
@@ -545,12 +550,15 @@ impl Shards {
             return result.clone();
         }
         let until = waits.asked.load(Ordering::Acquire);
-        let result = self.wait_now(slot, key, mark, count).await;
-        *done = WaitDone { asked: until, by: Some(mark.clone()), result: Some(result.clone()) };
+        if done.by.as_ref() != Some(mark) {
+            done.attached = Attached::default();
+        }
+        let result = self.wait_now(slot, key, mark, count, &mut done.attached).await;
+        (done.asked, done.by, done.result) = (until, Some(mark.clone()), Some(result.clone()));
         result
     }
 
-    async fn wait_now(&self, slot: u16, key: &str, mark: &Mark, count: u32) -> Result<(), BrokerError> {
+    async fn wait_now(&self, slot: u16, key: &str, mark: &Mark, count: u32, attached: &mut Attached) -> Result<(), BrokerError> {
         let moved = || BrokerError::Unavailable(format!("{} went away before the write was safe", mark.endpoint));
         let link = self.link(&mark.endpoint, Lane::Waits);
         let mut live = self.live(&link).await?;
@@ -564,22 +572,35 @@ impl Shards {
             self.broken(&link, live.generation);
             return Err(moved());
         }
-        let mut touch = cmd("SET");
-        touch.arg(format!("{key}:wait")).arg(1).arg("EX").arg(MARK_SECONDS);
-        let mut wait = cmd("WAIT");
-        wait.arg(count).arg(durability::REPLICA_TIMEOUT.as_millis() as u64);
-        let answer = send(&mut live.connection, &Request::Many(vec![touch, wait]), false).await;
-        if let Err(Failure::Lost(_)) = &answer {
-            self.broken(&link, live.generation);
+        loop {
+            let asked = count.max(attached.now());
+            let mut touch = cmd("SET");
+            touch.arg(format!("{key}:wait")).arg(1).arg("EX").arg(MARK_SECONDS);
+            let mut wait = cmd("WAIT");
+            wait.arg(asked).arg(durability::REPLICA_TIMEOUT.as_millis() as u64);
+            let mut info = cmd("INFO");
+            info.arg("replication");
+            let answer = send(&mut live.connection, &Request::Many(vec![touch, wait, info]), false).await;
+            if let Err(Failure::Lost(_)) = &answer {
+                self.broken(&link, live.generation);
+            }
+            let (have, connected) = match answer?.as_slice() {
+                [_, Value::Int(have), info] => {
+                    (*have as u32, connected(&from_redis_value_ref::<String>(info).unwrap_or_default()))
+                }
+                _ => (0, 0),
+            };
+            let wanted = count.max(attached.note(connected, Instant::now()));
+            if have >= wanted {
+                break;
+            }
+            // More may have come since they were last counted.
+            if have < asked || connected <= asked {
+                return Err(BrokerError::Unavailable(format!("{have} of {wanted} replicas have the write")));
+            }
         }
         let owned = self.owner(slot).is_ok_and(|owner| owner == mark.endpoint);
-        match answer?.get(1) {
-            Some(Value::Int(have)) if *have >= i64::from(count) && owned => {
-                let calls = self.mark(slot).await?;
-                if calls == *mark { Ok(()) } else { Err(moved()) }
-            }
-            _ => Err(BrokerError::Unavailable(format!("fewer than {count} replicas have the write"))),
-        }
+        if owned && self.mark(slot).await? == *mark { Ok(()) } else { Err(moved()) }
     }
 
     // ---- cluster

@@ -4,6 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use redis::{aio::MultiplexedConnection, cmd};
 
+use super::replicas::connected;
 use crate::broker::BrokerError;
 
 /// What must have happened to a write before it is confirmed.
@@ -16,7 +17,7 @@ pub enum Durability {
     None,
     /// Redis has written it to its disk. Needs `appendonly yes` and `appendfsync always`.
     Fsync,
-    /// This many replicas have it too.
+    /// All replicas that are connected have it too, and at least this many.
     Replicas(u32),
 }
 
@@ -73,8 +74,8 @@ pub async fn check(connection: &mut MultiplexedConnection, server: &str, durabil
     }
     if let Durability::Replicas(wanted) = durability {
         let info: String = cmd("INFO").arg("replication").query_async(connection).await.unwrap_or_default();
-        let online = info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count();
-        if online < wanted as usize {
+        let online = connected(&info);
+        if online < wanted {
             return Err(BrokerError::Unavailable(format!(
                 "{server}: durability replicas:{wanted} needs as many replicas, {online} are connected"
             )));

@@ -247,3 +247,26 @@ async fn a_failover_by_sentinel_loses_nothing_that_replicas_confirmed() {
     assert!(replicas.iter().any(|replica| replica.info("replication").contains("role:master")));
     confirmed.settle(&rig, &queue).await;
 }
+
+#[tokio::test]
+async fn a_write_is_confirmed_when_every_connected_replica_has_it() {
+    let master = Server::start(&[]);
+    let port = master.port.to_string();
+    let mut replicas: Vec<Server> = (0..2).map(|_| Server::start(&["--replicaof", "127.0.0.1", &port])).collect();
+    eventually("the replicas", async || master.info("replication").matches("state=online").count() == 2).await;
+    let mut rig = Rig::with(&master.url(0), None, Durability::Replicas(1)).await;
+    let queue = rig.queue(1, |_| {}).await;
+    rig.publish(&["a"]).await;
+    // This one may be promoted as well as the other, and would not have the message.
+    replicas[1].pause(true);
+    let publish = async |text: &str| rig.append(vec![EncodedMessage::encode(text.as_bytes(), [], "")], Vec::new()).await;
+    let refused = publish("b").await.unwrap_err();
+    assert!(matches!(&refused, BrokerError::Unavailable(text) if text.contains("1 of 2 replicas")), "{refused}");
+    replicas[1].pause(false);
+    eventually("the replica has caught up", async || publish("c").await.is_ok()).await;
+    // One that has left is done without, after a while.
+    replicas[1].kill();
+    eventually("the replica is missed no more", async || publish("d").await.is_ok()).await;
+    let texts = rig.texts(&queue, 100).await;
+    assert!(["a", "c", "d"].iter().all(|sent| texts.iter().any(|text| text == sent)), "{texts:?}");
+}
