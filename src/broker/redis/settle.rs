@@ -101,6 +101,7 @@ impl Engine {
             }
             kinds[index].1.push(at);
         }
+        let mark = self.mark(queue.slot).await?;
         let mut all = vec![Outcome::Done; changes.len()];
         for ((deadline_ms, bypass, life_ms), list) in kinds {
             let (groups, places) = group(list.iter().map(|at| changes[*at].token));
@@ -118,6 +119,7 @@ impl Engine {
                 queue.extended(&groups, &late, self.now_ms() + deadline_ms);
             }
         }
+        self.barrier(queue.slot, &queue.key, mark).await?;
         Ok(all)
     }
 

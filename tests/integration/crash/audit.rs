@@ -208,6 +208,10 @@ impl Audit {
         fate.key.clone_from(key);
         fate.deliveries += 1;
         (fate.last, fate.last_attempt) = (now, attempt);
+        if !sure {
+            // A nack of a lease that was forgotten is confirmed, and nothing came of it.
+            fate.confirmed_nacks = attempt.saturating_sub(1).max(0);
+        }
         (fate.returned, fate.nacked_at, fate.held) = (false, None, false);
         let what = format!("{payload} ({}) on {} (attempt {attempt})", received.id(), rules.name);
         for wrong in wrong {
