@@ -232,9 +232,14 @@ async fn run_notices(engine: Weak<Engine>) {
 async fn run_recovery(engine: Weak<Engine>, mut happened: mpsc::UnboundedReceiver<Happened>) {
     while let Some(what) = happened.recv().await {
         let Some(engine) = engine.upgrade() else { return };
-        if what == Happened::Restored {
-            let _ = engine.events.send(Event::Reset);
-            engine.look_again();
+        match what {
+            Happened::Lost => {}
+            // Notices come from the new master.
+            Happened::Moved => engine.deaf.notify_waiters(),
+            Happened::Restored => {
+                let _ = engine.events.send(Event::Reset);
+                engine.look_again();
+            }
         }
     }
 }

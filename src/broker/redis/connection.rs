@@ -20,6 +20,8 @@ use redis::{
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+mod sentinels;
+
 use super::{
     address::{Address, Arrangement, Endpoint},
     durability::{self, Durability},
@@ -94,6 +96,8 @@ pub enum Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happened {
     Lost,
+    /// Another server is the master, though the old one may still answer.
+    Moved,
     /// It is there again, perhaps to another server.
     Restored,
 }
@@ -102,6 +106,8 @@ pub enum Happened {
 struct Live {
     connection: MultiplexedConnection,
     generation: u64,
+    /// Where it leads; with Sentinels that is not where the link says.
+    server: Endpoint,
     /// Names the run of the server.
     run: Arc<str>,
 }
@@ -264,6 +270,9 @@ impl Shards {
         for endpoint in endpoints {
             let link = shards.link(&endpoint, Lane::Calls);
             shards.first_connection(&link).await?;
+        }
+        if let Arrangement::Sentinel(master) = &shards.address.arrangement {
+            tokio::spawn(sentinels::follow(Arc::downgrade(&shards), master.clone(), shards.stop.clone()));
         }
         Ok(shards)
     }
@@ -456,54 +465,24 @@ impl Shards {
         Err(trouble.unwrap_or_else(|| BrokerError::Unavailable(format!("{} does not answer", link.endpoint))))
     }
 
-    /// A connection that is fit for its use, and the server's run.
-    async fn connect(&self, endpoint: &Endpoint, lane: Lane) -> Result<(MultiplexedConnection, Arc<str>), BrokerError> {
-        let endpoint = match &self.address.arrangement {
+    /// A connection that is fit for its use.
+    async fn connect(&self, endpoint: &Endpoint, lane: Lane, generation: u64) -> Result<Live, BrokerError> {
+        let server = match &self.address.arrangement {
             Arrangement::Sentinel(master) => self.ask_sentinels(master).await?,
             _ => endpoint.clone(),
         };
-        let unavailable = |e: RedisError| BrokerError::Unavailable(format!("{endpoint}: {e}"));
-        let client = self.address.client(&endpoint)?;
+        let unavailable = |e: RedisError| BrokerError::Unavailable(format!("{server}: {e}"));
+        let client = self.address.client(&server)?;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout()))
             .set_response_timeout(Some(RESPONSE_TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(unavailable)?;
         if lane == Lane::Calls {
-            durability::check(&mut connection, &endpoint.to_string(), self.durability).await?;
+            durability::check(&mut connection, &server.to_string(), self.durability).await?;
             library::ensure(&mut connection).await?;
         }
         let run = durability::run_id(&mut connection).await.map_err(unavailable)?;
-        Ok((connection, run.into()))
-    }
-
-    async fn ask_sentinels(&self, master: &str) -> Result<Endpoint, BrokerError> {
-        let mut trouble = String::from("no sentinel answers");
-        for sentinel in &self.address.endpoints {
-            let asked = async {
-                let client = self.address.sentinel(sentinel)?;
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(self.connect_timeout()))
-                    .set_response_timeout(Some(self.connect_timeout()));
-                let mut connection = client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
-                let found: Option<(String, u16)> = cmd("SENTINEL")
-                    .arg("GET-MASTER-ADDR-BY-NAME")
-                    .arg(master)
-                    .query_async(&mut connection)
-                    .await
-                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
-                found
-                    .map(|(host, port)| Endpoint { host, port })
-                    .ok_or_else(|| BrokerError::Unavailable(format!("{sentinel} knows no master '{master}'")))
-            };
-            match asked.await {
-                Ok(endpoint) => return Ok(endpoint),
-                Err(e) => trouble = e.to_string(),
-            }
-        }
-        Err(BrokerError::Unavailable(trouble))
+        Ok(Live { connection, generation, server, run: run.into() })
     }
 
     /// A client for a connection of one's own, to whichever server can be reached.
@@ -689,15 +668,15 @@ async fn keep(shards: Weak<Shards>, link: Arc<Link>, stop: CancellationToken) {
         loop {
             let Some(shards) = shards.upgrade() else { return };
             let attempt = tokio::select! {
-                attempt = shards.connect(&link.endpoint, link.lane) => attempt,
+                attempt = shards.connect(&link.endpoint, link.lane, generation + 1) => attempt,
                 () = stop.cancelled() => return,
             };
             match attempt {
-                Ok((connection, run)) => {
+                Ok(live) => {
                     generation += 1;
                     add(&shards.traffic.connects, 1);
                     *link.trouble.lock() = None;
-                    link.live.send_replace(Some(Live { connection, generation, run }));
+                    link.live.send_replace(Some(live));
                     if link.lane == Lane::Calls {
                         let _ = shards.happened.send(Happened::Restored);
                     }

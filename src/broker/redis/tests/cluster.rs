@@ -188,6 +188,17 @@ async fn a_slot_that_moves_loses_nothing_and_repeats_nothing() {
     confirmed.settle(&rig, &queue).await;
 }
 
+/// Waits until a replica has what its master has, by its own word.
+async fn has_everything(replica: &Server, master: &Server) {
+    let offset = |server: &Server, field: &str| -> u64 {
+        server.info("replication").lines().find_map(|l| l.strip_prefix(field)).unwrap().trim().parse().unwrap()
+    };
+    eventually("the replica has everything", async || {
+        offset(replica, "slave_repl_offset:") >= offset(master, "master_repl_offset:")
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_lost_primary_is_replaced_by_its_replica() {
     let mut cluster = Cluster::start(true).await;
@@ -198,14 +209,7 @@ async fn a_lost_primary_is_replaced_by_its_replica() {
     rig.publish(&["a", "b", "c"]).await;
     let leased = rig.lease(&queue, &session, 2).await;
     assert_eq!(rig.ack(&queue, &leased[..1]).await, [Outcome::Done]);
-    // The replica has it all, by its own word.
-    let offset =
-        |info: String, field: &str| -> u64 { info.lines().find_map(|l| l.strip_prefix(field)).unwrap().trim().parse().unwrap() };
-    eventually("the replica has everything", async || {
-        offset(cluster.servers[3].info("replication"), "slave_repl_offset:")
-            >= offset(cluster.servers[0].info("replication"), "master_repl_offset:")
-    })
-    .await;
+    has_everything(&cluster.servers[3], &cluster.servers[0]).await;
     cluster.servers[0].kill();
     assert!(matches!(rig.broker.stats(&queue).await, Err(BrokerError::Unavailable(_))));
     eventually("the replica takes over", async || rig.broker.stats(&queue).await.is_ok()).await;
@@ -246,6 +250,46 @@ async fn a_failover_by_sentinel_loses_nothing_that_replicas_confirmed() {
     assert!(confirmed.failures > 0, "the master was away for a while");
     assert!(replicas.iter().any(|replica| replica.info("replication").contains("role:master")));
     confirmed.settle(&rig, &queue).await;
+}
+
+#[tokio::test]
+async fn a_deposed_master_is_left_though_it_still_answers() {
+    let old = Server::start(&[]);
+    let new = Server::start(&["--replicaof", "127.0.0.1", &old.port.to_string()]);
+    let sentinel = Server::sentinel(old.port);
+    eventually("the replica", async || old.info("replication").contains("state=online")).await;
+    eventually("the sentinel knows the replica", async || sentinel.info("sentinel").contains("slaves=1")).await;
+    let mut rig = Rig::on(&format!("redis+sentinel://127.0.0.1:{}/main", sentinel.port), None).await;
+    let queue = rig.queue(1, |_| {}).await;
+    let session = rig.session(&queue);
+    rig.publish(&["before"]).await;
+    has_everything(&new, &old).await;
+    eventually("the sentinel changes the master", async || {
+        sentinel.try_command::<String>(0, &["SENTINEL", "FAILOVER", "main"]).is_ok()
+    })
+    .await;
+    // A server that is promoted closes its connections.
+    let calls = |server: &Server| -> u64 {
+        let info: String = server.try_command(0, &["INFO", "commandstats"]).unwrap_or_default();
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    };
+    let mut sent = 0;
+    eventually("publishes go to the new master", async || {
+        let (there, name) = (calls(&new), format!("m{sent}"));
+        let done = rig.append(vec![EncodedMessage::encode(name.as_bytes(), [], "")], Vec::new()).await.is_ok();
+        sent += usize::from(done);
+        done && there > 0 && calls(&new) > there
+    })
+    .await;
+    // The sentinel tells it ten seconds later only.
+    assert!(old.info("replication").contains("role:master"));
+    // Consumers are told by the new one.
+    while !rig.lease(&queue, &session, 100).await.is_empty() {}
+    rig.publish(&["after"]).await;
+    tokio::time::timeout(std::time::Duration::from_secs(5), session.woken()).await.expect("a notice of the new master");
+    let leased = rig.lease(&queue, &session, 10).await;
+    assert_eq!(leased.iter().map(text).collect::<Vec<_>>(), ["after"]);
 }
 
 #[tokio::test]
