@@ -27,6 +27,7 @@ for_every_backend!(
     a_modify_right_after_delivery_succeeds,
     the_stream_confirms_acks,
     an_ack_out_of_order_is_no_permanent_failure,
+    an_earlier_id_stays_invalid_once_the_message_is_acked,
     nothing_is_delivered_twice_while_leased,
 );
 for_one_backend!(a_failure_of_many_ids_fits_the_trailers, switching_exactly_once_changes_what_an_old_id_does);
@@ -204,6 +205,30 @@ async fn an_ack_out_of_order_is_no_permanent_failure(backend: Backend) {
         }
         api.ack(&subscription, &received[..1]).await;
         api.ack(&subscription, &received[1..]).await;
+        api.assert_drained(&topic, &subscription).await;
+    }
+}
+
+/// Section 6.1 of the API: the id of an older delivery. What came back with its key was not counted as another attempt.
+async fn an_earlier_id_stays_invalid_once_the_message_is_acked(backend: Backend) {
+    let fixture = Fixture::start(backend).await;
+    use crate::fixture::message::Build;
+    for api in fixture.apis().await {
+        let (topic, subscription) = api
+            .pair_with(|s| {
+                once(s);
+                s.enable_message_ordering = true;
+            })
+            .await;
+        api.publish(&topic, ["m1", "m2"].map(|m| message(m).key("k"))).await;
+        let first = api.pull(&subscription, 2).await;
+        api.nack(&subscription, &first[..1]).await;
+        let second = api.pull(&subscription, 2).await;
+        assert_eq!(texts(&second), ["m1", "m2"]);
+        api.ack(&subscription, &second).await;
+        api.ack(&subscription, &second).await;
+        let expected: BTreeMap<_, _> = first.iter().map(|r| (r.ack_id.clone(), PERMANENT.to_owned())).collect();
+        assert_eq!(failures(&api.failure(acknowledge(&subscription, &first)).await), expected);
         api.assert_drained(&topic, &subscription).await;
     }
 }

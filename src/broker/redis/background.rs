@@ -130,6 +130,7 @@ impl Engine {
         channel.subscribe(&events).await.map_err(unavailable)?;
         channel.subscribe(node_channel(&self.node_hex())).await.map_err(unavailable)?;
         self.opened.fetch_add(1, Ordering::AcqRel);
+        self.join().await?;
         if !first {
             // Notices may have been missed.
             let _ = self.events.send(Event::Reset);

@@ -87,7 +87,9 @@ pub struct Engine {
     latest_ms: AtomicU64,
     next_payload: AtomicU64,
     next_publish: AtomicU64,
-    /// The latest ping that came back over the notice channel.
+    /// How often the notice channel was opened.
+    pub opened: AtomicU64,
+    /// The latest ping that came back over it.
     pub heard: AtomicU64,
     /// The notice channel has to be opened again.
     pub deaf: Notify,
@@ -140,6 +142,7 @@ impl Engine {
             latest_ms: AtomicU64::new(0),
             next_payload: AtomicU64::new(prefix),
             next_publish: AtomicU64::new(local_ms() as u64 * 1000),
+            opened: AtomicU64::new(0),
             heard: AtomicU64::new(0),
             deaf: Notify::new(),
             opened: AtomicU64::new(0),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{Value, cmd};
+use redis::{Cmd, Value, cmd};
 
 use super::{
     connection::Request,
@@ -36,6 +36,13 @@ pub fn node_channel(node: &str) -> String {
     format!("gcp.node:{node}")
 }
 
+/// A command on the set of all nodes.
+fn on_nodes(name: &str) -> Cmd {
+    let mut command = cmd(name);
+    command.arg(format!("{CATALOG}:nodes"));
+    command
+}
+
 /// What a node knows from earlier rounds.
 #[derive(Default)]
 pub struct Watch {
@@ -45,8 +52,8 @@ pub struct Watch {
     left: Vec<String>,
     per_round: usize,
     pings: u64,
-    /// How often the channel had been opened when the last ping was sent.
-    opened: u64,
+    /// Over which notice channel, in the order they were opened, the last ping was sent.
+    pinged: Option<u64>,
 }
 
 impl Engine {
@@ -79,15 +86,19 @@ impl Engine {
         self.look_at(&part).await
     }
 
-    /// Opens the notice channel again when the last ping has not come back. One that was sent before the channel was open says
-    /// nothing about it; it would be opened again and again, each time while the next ping is sent.
+    /// Opens the notice channel again when the last ping over it has not come back.
     async fn test_channel(&self, watch: &mut Watch) -> Result<(), BrokerError> {
         let opened = self.opened.load(Ordering::Acquire);
-        if self.heard.load(Ordering::Acquire) < watch.pings && watch.opened == opened {
-            self.deaf.notify_waiters();
+        let last = watch.pinged.take();
+        if opened == 0 {
+            return Ok(());
         }
-        watch.opened = opened;
+        if last == Some(opened) && self.heard.load(Ordering::Acquire) < watch.pings {
+            self.deaf.notify_waiters();
+            return Ok(());
+        }
         watch.pings += 1;
+        watch.pinged = Some(opened);
         let mut ping = vec![PING];
         ping.extend_from_slice(&watch.pings.to_le_bytes());
         let mut publish = cmd("PUBLISH");
@@ -95,24 +106,22 @@ impl Engine {
         self.catalog(publish).await.map(drop)
     }
 
+    /// Tells the others that this node is there. Its channel has to be open: without it they would take it for dead.
+    pub(super) async fn join(&self) -> Result<(), BrokerError> {
+        let mut join = on_nodes("SADD");
+        join.arg(self.node_hex());
+        self.catalog(join).await.map(drop)
+    }
+
     /// Answers whether a node has died since the last round, or this is the first.
     async fn find_dead(&self, watch: &mut Watch) -> Result<bool, BrokerError> {
-        let key = format!("{CATALOG}:nodes");
-        let on_nodes = |name: &str| {
-            let mut command = cmd(name);
-            command.arg(&key);
-            command
-        };
         let members = array(self.catalog(on_nodes("SMEMBERS")).await?)?;
         let mut others = HashSet::new();
         for member in &members {
             others.insert(String::from_utf8_lossy(bytes(member)?).into_owned());
         }
-        let own = self.node_hex();
-        if !others.remove(&own) {
-            let mut join = on_nodes("SADD");
-            join.arg(&own);
-            self.catalog(join).await?;
+        if !others.remove(&self.node_hex()) && self.opened.load(Ordering::Acquire) > 0 {
+            self.join().await?;
         }
         let dead = self.without_listener(&others).await?;
         for node in &dead {

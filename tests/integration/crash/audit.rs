@@ -95,6 +95,8 @@ struct Violation {
     what: String,
     /// Subscription and message, where it is about one.
     about: Option<(usize, u64)>,
+    /// It is none where the store lost leases.
+    of_lease: bool,
 }
 
 #[derive(Debug, Default)]
@@ -112,7 +114,7 @@ struct Books {
 
 impl Books {
     fn violation(&mut self, about: Option<(usize, u64)>, what: String) {
-        self.violations.push(Violation { what, about });
+        self.violations.push(Violation { what, about, of_lease: false });
     }
 
     /// What happened to a message and to the others of its key, in the order of time.
@@ -161,7 +163,7 @@ impl Audit {
     pub fn delivered(&self, subscription: usize, received: &Received) {
         let (now, books) = (Instant::now(), &mut *self.books());
         let payload = number(received.text());
-        let mut wrong = Vec::new();
+        let (mut wrong, mut of_lease) = (Vec::new(), Vec::new());
         if books.published.get(&payload).is_some_and(|id| id.to_string() != received.id()) {
             wrong.push("arrived under another id".to_owned());
         }
@@ -174,18 +176,19 @@ impl Audit {
         let over = rules.ordered || !sure || since >= EARLY;
         let overtaken = !rules.exactly_once && over && now - fate.acked_at < LEASE;
         if fate.acked && !overtaken {
-            wrong.push("came after its confirmed ack".to_owned());
+            let fresh = !rules.exactly_once && now - fate.acked_at < LEASE;
+            if fresh { &mut of_lease } else { &mut wrong }.push("came after its confirmed ack".to_owned());
         }
         if fate.held && sure {
-            wrong.push("came while its lease of 600 s was confirmed".to_owned());
+            of_lease.push("came while its lease of 600 s was confirmed".to_owned());
         }
         if sure && !rules.ordered && !fate.returned && since < EARLY {
-            wrong.push(format!("came again after {since:?} and nobody had given it back"));
+            of_lease.push(format!("came again after {since:?} and nobody had given it back"));
         }
         if let Some(at) = fate.nacked_at.filter(|_| sure)
             && now - at + READING < rules.backoff
         {
-            wrong.push(format!("came {:?} after its nack, before its backoff", now - at));
+            of_lease.push(format!("came {:?} after its nack, before its backoff", now - at));
         }
         let attempt = received.delivery_attempt;
         if (attempt > 0) != (rules.attempts > 0) || attempt > rules.attempts {
@@ -194,7 +197,7 @@ impl Audit {
         // What is only taken back behind an earlier message of its key does not count.
         let least = (fate.last_attempt + i32::from(!rules.ordered)).max(fate.confirmed_nacks + 1);
         if attempt > 0 && sure && attempt < least {
-            wrong.push(format!("came after attempt {} and {} confirmed nacks", fate.last_attempt, fate.confirmed_nacks));
+            of_lease.push(format!("came after attempt {} and {} confirmed nacks", fate.last_attempt, fate.confirmed_nacks));
         }
         let key = &received.message.ordering_key;
         if rules.ordered && !key.is_empty() {
@@ -214,9 +217,9 @@ impl Audit {
         }
         (fate.returned, fate.nacked_at, fate.held) = (false, None, false);
         let what = format!("{payload} ({}) on {} (attempt {attempt})", received.id(), rules.name);
-        for wrong in wrong {
-            books.violation(Some((subscription, payload)), format!("{what} {wrong}"));
-        }
+        let all = wrong.into_iter().map(|w| (w, false)).chain(of_lease.into_iter().map(|w| (w, true)));
+        let about = Some((subscription, payload));
+        books.violations.extend(all.map(|(wrong, of_lease)| Violation { what: format!("{what} {wrong}"), about, of_lease }));
     }
 
     fn with<T>(&self, subscription: usize, received: &Received, change: impl FnOnce(&mut Fate) -> T) -> T {
@@ -319,6 +322,13 @@ impl Audit {
         (books.forgetting, books.forgot) = (begins, Some(Instant::now()));
     }
 
+    /// The store failed over unasked, at any time since the last check.
+    pub fn forgot(&self) {
+        let books = &mut *self.books();
+        books.forgot = Some(Instant::now());
+        books.violations.retain(|violation| !violation.of_lease);
+    }
+
     /// Messages that were published and wait for the slowest subscription.
     pub fn behind(&self) -> usize {
         let books = self.books();
@@ -346,7 +356,7 @@ impl Audit {
                     }
                     if payload < line.last_compared {
                         let what = format!("{payload} of {key} on {} came after {}", page.rules.name, line.last_compared);
-                        disorder.push(Violation { what, about: Some((number, payload)) });
+                        disorder.push(Violation { what, about: Some((number, payload)), of_lease: false });
                     }
                     line.last_compared = line.last_compared.max(payload);
                 }

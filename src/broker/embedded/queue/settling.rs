@@ -24,7 +24,7 @@ impl Queue {
         if strict && self.current(token).is_none() {
             return nothing(Outcome::Invalid);
         }
-        let remember = strict && token.attempt > 1;
+        let remember = strict && self.retries.contains_key(&sequence);
         if remember {
             self.remember_settled(sequence, token.lease, now_ms);
         }
@@ -32,8 +32,8 @@ impl Queue {
         Acknowledged { outcome: Outcome::Done, removed: true, remember }
     }
 
-    /// Whether an acknowledged message was acknowledged by this very delivery. A message that was delivered once needs no
-    /// record: its only token is the one that settled it.
+    /// Whether an acknowledged message was acknowledged by this very delivery. A message that was delivered once, counted or
+    /// not, needs no record: its only token is the one that settled it.
     pub(super) fn settled_by(&self, token: LeaseToken) -> bool {
         match self.settled.get(&token.sequence) {
             Some(lease) => *lease == token.lease,

@@ -49,45 +49,75 @@ local function remember(q, c, number, set)
     by(q, q.now + SETTLED_MS)
 end
 
+local function is_parked(q, c, chunk, index)
+    local k = key_of(q, chunk, index)
+    return k and redis.call('ZSCORE', q.key .. ':kl:' .. hex(k), struct.pack(PLACE, c, index)) ~= false
+end
+
+-- Takes a message out of whichever lease it is under.
+local function end_any_lease(q, c, chunk, index)
+    local one = { lo = index, hi = index, count = 1 }
+    local kept, found = {}, false
+    for _, lease in ipairs(chunk.leases) do
+        local part, rest = split(lease.set, one)
+        if part then
+            found = true
+            end_lease(q, c, lease, part)
+            keys_settled(q, c, chunk, part)
+        end
+        if rest then
+            lease.set = rest
+            kept[#kept + 1] = lease
+        end
+    end
+    chunk.leases = kept
+    return found
+end
+
 -- Removes a message that is not under the lease of the token that acknowledges it.
 local function remove_elsewhere(q, c, chunk, index)
     local retry = live_retry(q, c + index)
-    if not retry then return false end
-    if retry.place == 'L' then
-        local one = { lo = index, hi = index, count = 1 }
-        local kept, found = {}, false
-        for _, lease in ipairs(chunk.leases) do
-            local part, rest = split(lease.set, one)
-            if part then
-                found = true
-                end_lease(q, c, lease, part)
-                keys_settled(q, c, chunk, part)
-            end
-            if rest then
-                lease.set = rest
-                kept[#kept + 1] = lease
-            end
-        end
-        chunk.leases = kept
-        if not found then return false end
-    else
+    if retry and retry.place ~= 'L' then
         withdraw(q, chunk, c, index, retry)
+    elseif not end_any_lease(q, c, chunk, index) then
+        if retry or not is_parked(q, c, chunk, index) then return end
+        leave_line(q, key_of(q, chunk, index), c, index)
     end
-    forget_retry(q, c + index)
+    if retry then forget_retry(q, c + index) end
     drop(q, chunk, 1)
-    return true
+end
+
+local function is_fresh(q, c, index)
+    return c > q.cur or (c == q.cur and index >= q.skip)
+end
+
+-- Removes messages that were given to nobody, as far as the queue knows: the store lost the lease of who acknowledges them.
+local function remove_fresh(q, c, chunk, set)
+    local rows = redis.call('XRANGE', q.key .. ':cx', c .. '-0', c .. '-0')
+    if not rows[1] then return end
+    local e, mask = read_entry(rows[1]), mask_of(q, c)
+    set = split(set, { lo = 0, hi = e.n - 1, count = e.n })
+    if set and mask then
+        local _, rest = split(set, mask)
+        set = rest
+    end
+    if not set then return end
+    drop(q, chunk or { unacked = unmasked(e, mask), n = e.n, bytes = e.bytes }, size_of(set))
+    local name = q.key .. (q.retain and ':mk' or ':gm')
+    local before = redis.call('HGET', name, c)
+    redis.call('HSET', name, c, pack_set(before and join(read_mask(before), set) or set))
+    q.masked = max(q.masked, c)
 end
 
 -- Whether a message that is not under the token's lease is still there: waiting, under another lease, or fresh.
 local function is_unacked(q, c, chunk, index)
-    if c > q.cur or (c == q.cur and index >= q.skip) then return true end
+    if is_fresh(q, c, index) then return true end
     if not chunk then return false end
     if live_retry(q, c + index) then return true end
     for _, lease in ipairs(chunk.leases) do
         if has(lease.set, index) then return true end
     end
-    local k = key_of(q, chunk, index)
-    return k and redis.call('ZSCORE', q.key .. ':kl:' .. hex(k), struct.pack(PLACE, c, index)) ~= false
+    return is_parked(q, c, chunk, index)
 end
 
 local function acknowledge_group(q, text)
@@ -99,18 +129,28 @@ local function acknowledge_group(q, text)
         rest = take(q, c, chunk, number, set, function(lease, part)
             end_lease(q, c, lease, part)
             keys_settled(q, c, chunk, part)
-            if lease.redelivered then each(part, function(index) forget_retry(q, c + index) end) end
-            if q.once and attempt > 1 then remember(q, c, number, part) end
+            if lease.redelivered then
+                each(part, function(index) forget_retry(q, c + index) end)
+                if q.once then remember(q, c, number, part) end
+            end
             drop(q, chunk, size_of(part))
         end)
     end
     if not rest then return 'D' end
+    if not q.once then
+        local fresh = {}
+        each(rest, function(index)
+            if is_fresh(q, c, index) then
+                fresh[index] = true
+            elseif chunk then
+                remove_elsewhere(q, c, chunk, index)
+            end
+        end)
+        if next(fresh) then remove_fresh(q, c, chunk, from_marks(fresh, rest.lo, rest.hi)) end
+        return 'D'
+    end
     local invalid
     each(rest, function(index)
-        if not q.once then
-            if chunk then remove_elsewhere(q, c, chunk, index) end
-            return
-        end
         local settled = false
         if not is_unacked(q, c, chunk, index) then
             local by_lease = redis.call('HGET', q.key .. ':sd', c + index)

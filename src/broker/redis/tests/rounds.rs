@@ -135,3 +135,36 @@ async fn a_notice_channel_that_went_silent_is_opened_again() {
     eventually("the ping", async || engine.heard.load(Ordering::Acquire) == 4).await;
     assert_eq!(engine.opened.load(Ordering::Acquire), 2);
 }
+
+#[tokio::test]
+async fn a_notice_channel_that_works_stays_open_from_the_first_round_on() {
+    let server = Server::start(&[]);
+    let rig = Rig::on(&server.url(0), None).await;
+    let engine = &rig.broker.engine;
+    let mut watch = watch::Watch::default();
+    // The first round may come before the channel is open.
+    for number in 0..4 {
+        engine.round(&mut watch).await.unwrap();
+        eventually("the channel", async || engine.opened.load(Ordering::Acquire) > 0).await;
+        eventually("the ping", async || engine.heard.load(Ordering::Acquire) >= number).await;
+    }
+    assert_eq!(engine.opened.load(Ordering::Acquire), 1);
+}
+
+#[tokio::test]
+async fn nodes_that_start_together_do_not_take_each_other_for_dead() {
+    let server = Server::start(&[]);
+    let nodes = futures::future::join_all((0..6).map(|_| Redis::start(&server.url(0), Options::default()))).await;
+    let nodes: Vec<_> = nodes.into_iter().map(Result::unwrap).collect();
+    let mut watches: Vec<_> = nodes.iter().map(|_| watch::Watch::default()).collect();
+    for _ in 0..20 {
+        for (node, watch) in nodes.iter().zip(&mut watches) {
+            // Everyone who is announced can be reached.
+            let all: Vec<String> = server.command(0, &["SMEMBERS", "gcp.catalog.{landline}:nodes"]);
+            node.engine.round(watch).await.unwrap();
+            let left: Vec<String> = server.command(0, &["SMEMBERS", "gcp.catalog.{landline}:nodes"]);
+            assert!(all.iter().all(|node| left.contains(node)), "{all:?} became {left:?}");
+        }
+    }
+    eventually("all nodes", async || server.command::<u64>(0, &["SCARD", "gcp.catalog.{landline}:nodes"]) == 6).await;
+}

@@ -57,6 +57,43 @@ async fn leases_are_given_back_when_the_server_lost_data() {
 }
 
 #[tokio::test]
+async fn an_acknowledgement_counts_though_the_server_lost_the_lease() {
+    for (ordered, retained) in [(false, false), (true, false), (false, true)] {
+        let mut server = Server::start(&[]);
+        let mut rig = Rig::on(&server.url(0), None).await;
+        let config = |c: &mut QueueConfig| (c.ordered, c.retain_acked) = (ordered, retained);
+        let queue = rig.queue(1, config).await;
+        let published = rig.now_ms();
+        rig.publish_keyed(&[("a", "k"), ("b", ""), ("c", "k"), ("d", "")]).await;
+        rig.publish_keyed(&[("e", "k"), ("f", "l")]).await;
+        let _: String = server.command(0, &["SAVE"]);
+        let lost = rig.pull(&queue, 6).await;
+        assert_eq!(lost.len(), 6);
+        let by = |name: &str| lost.iter().find(|l| text(l) == name).unwrap().clone();
+        server.kill();
+        server.start_again();
+        eventually("recovery", async || rig.broker.ready().await.is_ok()).await;
+        // Given to nobody, as far as the server knows.
+        assert_eq!(rig.ack(&queue, &[by("b"), by("f"), by("b")]).await, [Outcome::Done; 3]);
+        assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 4);
+        // Given to another by now, and still there.
+        let first = rig.pull(&queue, 1).await;
+        assert_eq!(text(&first[0]), "a");
+        assert_eq!(rig.ack(&queue, &[by("a"), by("c")]).await, [Outcome::Done; 2]);
+        rig.modify(&queue, &first, 0).await;
+        let mut rest = rig.texts(&queue, 10).await;
+        rest.sort();
+        assert_eq!(rest, ["d", "e"]);
+        rig.ack(&queue, &[by("d"), by("e")]).await;
+        rig.pass(20_000);
+        assert!(rig.pull(&queue, 10).await.is_empty());
+        assert_eq!(rig.broker.stats(&queue).await.unwrap().undelivered_messages, 0);
+        rig.broker.seek(&queue, SeekTarget::Time(published)).await.unwrap();
+        assert_eq!(rig.pull(&queue, 10).await.len(), if retained { 6 } else { 0 });
+    }
+}
+
+#[tokio::test]
 async fn a_publish_during_a_short_stop_is_stored_once() {
     let server = Server::start(&[]);
     let mut rig = Rig::on(&server.url(0), None).await;
