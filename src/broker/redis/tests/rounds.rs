@@ -154,7 +154,8 @@ async fn a_notice_channel_that_works_stays_open_from_the_first_round_on() {
 #[tokio::test]
 async fn nodes_that_start_together_do_not_take_each_other_for_dead() {
     let server = Server::start(&[]);
-    let nodes = futures::future::join_all((0..6).map(|_| Redis::start(&server.url(0), Options::default()))).await;
+    let url = server.url(0);
+    let nodes = futures::future::join_all((0..6).map(|_| Redis::start(&url, Options::default()))).await;
     let nodes: Vec<_> = nodes.into_iter().map(Result::unwrap).collect();
     let mut watches: Vec<_> = nodes.iter().map(|_| watch::Watch::default()).collect();
     for _ in 0..20 {
