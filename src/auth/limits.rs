@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    broker::Kind,
+    broker::{BrokerError, Kind},
     connector::{Connector, Error},
     model::SubscriptionName,
 };
@@ -45,12 +45,14 @@ pub struct Exceeded {
 
 /// What a call asks for, beside the call itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cost {
+pub enum Cost<'a> {
     Call,
     /// Bytes of a Publish request.
     Publish(usize),
-    Topic,
-    Subscription,
+    /// The full name of a topic that is to be made.
+    Topic(&'a str),
+    /// The same of a subscription; empty when the server chooses it.
+    Subscription(&'a str),
 }
 
 /// Counts what projects use.
@@ -132,7 +134,7 @@ impl Meter {
     ///
     /// # Errors
     /// The limit that is reached, or that the broker could not tell.
-    pub async fn charge(&self, project: &str, cost: Cost) -> Result<Creating, Refused> {
+    pub async fn charge(&self, project: &str, cost: Cost<'_>) -> Result<Creating, Refused> {
         let Limits { requests_per_second: requests, publish_bytes_per_second: bytes, .. } = self.limits;
         let now = Instant::now();
         if requests > 0 && !self.used(project, now, |used| used.requests.take(requests, 1.0, now)) {
@@ -150,10 +152,13 @@ impl Meter {
                 }
                 Ok(None)
             }
-            Cost::Topic => self.create(project, Kind::Topic, "topics", "LIMIT_TOPICS", self.limits.topics).await,
-            Cost::Subscription => {
-                let limit = self.limits.subscriptions;
-                self.create(project, Kind::Subscription, "subscriptions", "LIMIT_SUBSCRIPTIONS", limit).await
+            Cost::Topic(topic) => {
+                let limit = ("LIMIT_TOPICS", self.limits.topics);
+                self.create(project, Kind::Topic, "topics", limit, topic).await
+            }
+            Cost::Subscription(subscription) => {
+                let limit = ("LIMIT_SUBSCRIPTIONS", self.limits.subscriptions);
+                self.create(project, Kind::Subscription, "subscriptions", limit, subscription).await
             }
         }
     }
@@ -163,17 +168,24 @@ impl Meter {
         project: &str,
         kind: Kind,
         segment: &str,
-        name: &'static str,
-        limit: u64,
+        (name, limit): (&'static str, u64),
+        resource: &str,
     ) -> Result<Creating, Refused> {
         if limit == 0 {
             return Ok(None);
         }
+        let failed = |e: BrokerError| Refused::Failed(e.into());
         let creating = self.used(project, Instant::now(), |used| used.creating.clone()).lock_owned().await;
         let prefix = format!("projects/{project}/{segment}/");
         let wanted = usize::try_from(limit).unwrap_or(usize::MAX);
-        let found = self.connector.broker().list(kind, &prefix, "", wanted).await.map_err(|e| Refused::Failed(e.into()))?;
-        if found.len() >= wanted { Err(self.exceeded(name, limit, project)) } else { Ok(Some(creating)) }
+        let broker = self.connector.broker();
+        let found = broker.list(kind, &prefix, "", wanted).await.map_err(failed)?;
+        // What exists is not made once more, and whoever tries is told so.
+        if found.len() < wanted || broker.get(kind, resource).await.map_err(failed)?.is_some() {
+            Ok(Some(creating))
+        } else {
+            Err(self.exceeded(name, limit, project))
+        }
     }
 
     /// The bytes of all backlogs of a project, as of a moment ago.

@@ -1,7 +1,8 @@
 //! How many requests may be under way to one endpoint, and when the next may start.
 //!
-//! Slow start: the window doubles with every window's worth of successes and halves with a failure; while nothing succeeds
-//! the pause before the next request doubles from 100 ms to 60 s. Source: the push page of the public documentation.
+//! Slow start: the window doubles with every window's worth of successes and halves with a failure, down to a few; while
+//! nothing succeeds the pause before the next few doubles from 100 ms to 60 s. Source: the push page of the public
+//! documentation.
 
 use std::time::Duration;
 
@@ -38,12 +39,15 @@ impl Window {
         self.pause
     }
 
-    /// A request was answered: with success, or not.
-    pub fn answered(&mut self, success: bool) {
+    /// A request was answered: with success, or not. `pausing` tells that a pause is under way: the failures of requests that
+    /// were under way together lengthen it once.
+    pub fn answered(&mut self, success: bool, pausing: bool) {
         if !success {
-            self.size = (self.size / 2).max(1);
+            self.size = (self.size / 2).max(FIRST);
             self.grown = 0;
-            self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            if !pausing {
+                self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            }
             return;
         }
         self.pause = Duration::ZERO;
@@ -63,19 +67,19 @@ mod tests {
     fn successes_open_the_window_and_failures_close_it() {
         let mut window = Window::default();
         for _ in 0..FIRST {
-            window.answered(true);
+            window.answered(true, false);
         }
         assert_eq!(window.size(), 2 * FIRST);
         for _ in 0..100_000 {
-            window.answered(true);
+            window.answered(true, false);
         }
         assert_eq!(window.size(), MOST);
         for _ in 0..20 {
-            window.answered(false);
+            window.answered(false, false);
         }
-        assert_eq!((window.size(), window.pause()), (1, LONGEST_PAUSE));
-        window.answered(true);
-        assert_eq!((window.size(), window.pause()), (2, Duration::ZERO));
+        assert_eq!((window.size(), window.pause()), (FIRST, LONGEST_PAUSE));
+        window.answered(true, false);
+        assert_eq!((window.size(), window.pause()), (FIRST, Duration::ZERO));
     }
 
     #[test]
@@ -83,10 +87,12 @@ mod tests {
         let mut window = Window::default();
         let pauses: Vec<u128> = (0..4)
             .map(|_| {
-                window.answered(false);
+                window.answered(false, false);
                 window.pause().as_millis()
             })
             .collect();
         assert_eq!(pauses, [100, 200, 400, 800]);
+        window.answered(false, true);
+        assert_eq!(window.pause().as_millis(), 800, "the others of the last few");
     }
 }

@@ -203,8 +203,11 @@ impl Worker {
     /// `pushed` is none when there was nothing to push.
     fn answered(&mut self, slot: Slot, pushed: Option<Pushed>) {
         if let Some(pushed) = pushed {
-            self.window.answered(pushed.is_ok());
-            self.not_before = Instant::now() + self.window.pause();
+            let pausing = self.not_before > Instant::now();
+            self.window.answered(pushed.is_ok(), pausing);
+            if pushed.is_ok() || !pausing {
+                self.not_before = Instant::now() + self.window.pause();
+            }
             if let Err(failed) = pushed {
                 self.complain(&failed.why);
                 if let Some(token) = failed.token {

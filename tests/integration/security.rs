@@ -567,6 +567,10 @@ async fn limits_are_refused_by_their_name(backend: Backend) {
     let named = |id: &str| json!({"name": format!("projects/p1/topics/{id}")});
     caller.call(&format!("{PUBLISHER}.CreateTopic"), named("second")).await.unwrap();
     refused(caller.call(&format!("{PUBLISHER}.CreateTopic"), named("third")).await.unwrap_err(), "LIMIT_TOPICS");
+    // What exists is no further one.
+    assert_eq!(caller.code(&format!("{PUBLISHER}.CreateTopic"), named("second")).await, Code::AlreadyExists);
+    let again = json!({"name": subscription, "topic": topic});
+    assert_eq!(caller.code(&format!("{SUBSCRIBER}.CreateSubscription"), again).await, Code::AlreadyExists);
     let request = json!({"name": "projects/p1/subscriptions/second", "topic": topic});
     refused(caller.call(&format!("{SUBSCRIBER}.CreateSubscription"), request).await.unwrap_err(), "LIMIT_SUBSCRIPTIONS");
     create(&caller, "p2").await;

@@ -30,7 +30,7 @@ pub trait Guarded {
     fn needs(&self, ask: &mut dyn FnMut(P, &str));
 
     /// What it asks for beside the call itself.
-    fn cost(&self) -> Cost {
+    fn cost(&self) -> Cost<'_> {
         Cost::Call
     }
 }
@@ -228,8 +228,8 @@ impl Guarded for pb::Topic {
         attach_schema(self, ask);
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Topic
+    fn cost(&self) -> Cost<'_> {
+        Cost::Topic(&self.name)
     }
 }
 
@@ -254,7 +254,7 @@ impl Guarded for pb::PublishRequest {
         ask(P::TopicsPublish, &self.topic);
     }
 
-    fn cost(&self) -> Cost {
+    fn cost(&self) -> Cost<'_> {
         Cost::Publish(self.encoded_len())
     }
 }
@@ -276,8 +276,8 @@ impl Guarded for pb::Subscription {
         publish_dead_letters(self, ask);
     }
 
-    fn cost(&self) -> Cost {
-        Cost::Subscription
+    fn cost(&self) -> Cost<'_> {
+        Cost::Subscription(&self.name)
     }
 }
 
