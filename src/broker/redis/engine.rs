@@ -93,8 +93,6 @@ pub struct Engine {
     pub heard: AtomicU64,
     /// The notice channel has to be opened again.
     pub deaf: Notify,
-    /// How often the notice channel was opened.
-    pub opened: AtomicU64,
     this: Weak<Self>,
 }
 
@@ -145,7 +143,6 @@ impl Engine {
             opened: AtomicU64::new(0),
             heard: AtomicU64::new(0),
             deaf: Notify::new(),
-            opened: AtomicU64::new(0),
             this: this.clone(),
         })
     }
