@@ -29,7 +29,7 @@ const ERROR_INFO_TRAILER: &str = "google.rpc.errorinfo-bin";
 
 /// Longest `ErrorInfo` that is sent twice. gRPC channels that set no bound of their own read 8 KiB of trailers, and take what
 /// is beyond for another error; the details, which all other clients read, are worth that room more.
-const MAX_REPEATED_BYTES: usize = 3 << 10;
+const MAX_REPEATED_BYTES: usize = 2 << 10;
 
 /// The gRPC code of an error.
 pub fn code(error: &Error) -> Code {
@@ -138,6 +138,12 @@ pub fn with_error_info(code: Code, message: String, info: rpc::ErrorInfo) -> Sta
     }
     let details = encode_details(code, &message, vec![Any { type_url: ERROR_INFO_URL.into(), value: encoded }]);
     Status::with_details_and_metadata(code, message, details, trailers)
+}
+
+/// Names some of the ids that failed, under a code that makes clients repeat the others.
+pub fn some_ack_ids(failed: &[(String, AckFailure)]) -> Status {
+    let message = "Some ack ids failed: those that are named for good, the others are to be repeated.".to_owned();
+    with_error_info(Code::Aborted, message, ack_id_info(failed))
 }
 
 fn violation_info(violation: &SchemaViolation) -> rpc::ErrorInfo {

@@ -120,6 +120,23 @@ def test_an_exactly_once_ack_of_a_lost_lease_fails_alone(clients, inbox):
     assert not clients.pull_now(name)
 
 
+def test_the_lost_leases_among_many_fail_alone(clients, inbox):
+    """Too many ids for the metadata that the client's channel takes."""
+    topic, name = clients.pair(enable_exactly_once_delivery=True, ack_deadline_seconds=60)
+    box = inbox(clients, name, lambda message: None)
+    publish(clients, topic, [str(n) for n in range(200)])
+    received = box.take(200)
+    lost = {message.ack_id for message in received[::5]}
+    clients.subscriber.modify_ack_deadline(subscription=name, ack_ids=list(lost), ack_deadline_seconds=0)
+    again = box.take(len(lost))
+    futures = {message.ack_id: message.ack_with_response() for message in received + again}
+    failed = {ack_id for ack_id, future in futures.items() if future.exception(timeout=60)}
+    assert failed == lost
+    assert {futures[ack_id].exception().error_code for ack_id in lost} == {INVALID}
+    box.close()
+    assert not clients.pull_now(name)
+
+
 def test_an_exactly_once_nack_is_confirmed(clients, inbox):
     topic, name = clients.pair(enable_exactly_once_delivery=True)
     seen, results = [], []

@@ -1,7 +1,7 @@
 //! Publishers and consumers that note what is confirmed to them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::{FutureExt, future::BoxFuture};
 use landline::api::proto::pubsub::{DeadLetterPolicy, PullRequest, RetryPolicy, StreamingPullRequest, Subscription};
 use tokio::task::JoinHandle;
 
@@ -301,9 +302,21 @@ impl Consumer {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
-            let mut sent = Sent::new();
+            let (mut sent, mut waiting) = (Sent::new(), VecDeque::new());
+            let mut settling: Option<BoxFuture<'_, ()>> = None;
             while self.running() {
-                match stream.response(Duration::from_millis(100)).await {
+                if settling.is_none() {
+                    settling = waiting.pop_front().map(|(received, since)| self.settle(received, since).boxed());
+                }
+                // Read on meanwhile: what arrives is booked when it arrives, however long a server that starts takes to answer.
+                let response = tokio::select! {
+                    () = async { settling.as_mut().expect("see below").await }, if settling.is_some() => {
+                        settling = None;
+                        continue;
+                    }
+                    response = stream.response(Duration::from_millis(100)) => response,
+                };
+                match response {
                     Ok(Some(response)) => {
                         for id in response.acknowledge_confirmation.iter().flat_map(|c| &c.ack_ids) {
                             let known = sent.remove(id).filter(|(_, since, _)| since.elapsed() < FRESH);
@@ -321,13 +334,19 @@ impl Consumer {
                                 stream.ack(&received);
                                 sent.insert(received.ack_id.clone(), (received, since, impossible));
                             } else {
-                                self.settle(received, since).await;
+                                waiting.push_back((received, since));
                             }
                         }
                     }
                     Err(None) => {}
                     _ => break,
                 }
+            }
+            if let Some(settling) = settling {
+                settling.await;
+            }
+            for (received, since) in waiting {
+                self.settle(received, since).await;
             }
         }
     }

@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status, metadata::MetadataMap};
 use crate::{
     api::{
         proto::pubsub::{AcknowledgeRequest, ModifyAckDeadlineRequest},
-        status::to_status,
+        status::{some_ack_ids, to_status},
     },
     connector::{AckFailure, Connector, Error},
     model::{SubscriptionName, limits::MAX_ACK_REQUEST_BYTES},
@@ -16,6 +16,13 @@ use crate::{
 
 /// Clients that take every id of a failed request for failed unless the error says that the id may be repeated.
 const CLIENTS_THAT_JUDGE_BY_CODE: [&str; 3] = ["gl-python/", "gl-go/", "gl-node/"];
+
+/// Ids that are named at most, in bytes, to a client that repeats by itself what is not named. Channels of gRPC's C core that
+/// set no bound of their own, like Python's with `PUBSUB_EMULATOR_HOST`, take no more than 8 KiB of metadata in base64; beyond
+/// it the client sees another error, or none, and takes the ids for processed.
+const MAX_NAMED_BYTES: usize = 5 << 10;
+/// What names an id beside its own bytes: the word for the failure, tags and lengths.
+const NAMING_BYTES: usize = 42;
 
 /// Acknowledges messages.
 pub async fn acknowledge(connector: &Arc<Connector>, request: Request<AcknowledgeRequest>) -> Result<Response<()>, Status> {
@@ -50,9 +57,35 @@ fn checked(request: &impl Message, subscription: &str) -> Result<SubscriptionNam
 fn answer(outcome: Result<(), Error>, metadata: &MetadataMap, ack_ids: &[String]) -> Result<Response<()>, Status> {
     match outcome {
         Ok(()) => Ok(Response::new(())),
-        Err(Error::AckIds(failed)) if judges_by_code(metadata) => Err(to_status(Error::AckIds(with_others(failed, ack_ids)))),
+        Err(Error::AckIds(failed)) if judges_by_code(metadata) => Err(match for_a_judge(failed, ack_ids) {
+            Named::All(ids) => to_status(Error::AckIds(ids)),
+            Named::Some(ids) => some_ack_ids(&ids),
+        }),
         Err(error) => Err(to_status(error)),
     }
+}
+
+/// The ids that are named to a client that judges the others by the code.
+#[derive(Debug, PartialEq)]
+enum Named {
+    /// Every id of the request.
+    All(Vec<(String, AckFailure)>),
+    /// The first that failed for good. The client is to repeat the others: it hears then that they are done, or which of
+    /// them failed.
+    Some(Vec<(String, AckFailure)>),
+}
+
+fn for_a_judge(failed: Vec<(String, AckFailure)>, ack_ids: &[String]) -> Named {
+    let bytes = |id: &String| id.len() + NAMING_BYTES;
+    if ack_ids.iter().map(bytes).sum::<usize>() <= MAX_NAMED_BYTES {
+        return Named::All(with_others(failed, ack_ids));
+    }
+    let mut sum = 0;
+    let fits = |(id, _): &(String, AckFailure)| {
+        sum += bytes(id);
+        sum <= MAX_NAMED_BYTES
+    };
+    Named::Some(failed.into_iter().filter(|(_, failure)| *failure == AckFailure::Permanent).take_while(fits).collect())
 }
 
 /// Whether the caller is a client that reports the ids which an error does not list as failed too.
@@ -98,5 +131,18 @@ mod tests {
         let expected = [("b", AckFailure::Permanent), ("a", AckFailure::Transient), ("c", AckFailure::Transient)]
             .map(|(id, f)| (id.into(), f));
         assert_eq!(listed, expected);
+    }
+
+    #[test]
+    fn of_many_ids_those_that_failed_for_good_are_named_while_there_is_room() {
+        let id = |n: usize| format!("{n:0140}");
+        let ids: Vec<String> = (0..100).map(id).collect();
+        let mut failed: Vec<_> = (0..100).step_by(2).map(|n| (id(n), AckFailure::Permanent)).collect();
+        failed[0].1 = AckFailure::Transient;
+        let expected: Vec<_> = (1..=28).map(|n| (id(2 * n), AckFailure::Permanent)).collect();
+        assert_eq!(for_a_judge(failed.clone(), &ids), Named::Some(expected));
+        // As long as all have room, all are named.
+        assert!(matches!(for_a_judge(failed[..1].to_vec(), &ids[..28]), Named::All(all) if all.len() == 28));
+        assert!(matches!(for_a_judge(failed[..1].to_vec(), &ids[..29]), Named::Some(none) if none.is_empty()));
     }
 }
