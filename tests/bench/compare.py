@@ -201,7 +201,8 @@ class Run:
         except (Failed, OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
             self.say(f"{server}: {part}: {error}")
             self.reports.append({"part": part, "server": server, "error": str(error)})
-            return f"failed: {error}"
+            # Of an error with its sources the first says what happened.
+            return "failed: " + str(error).removeprefix("e: ").split(", source:")[0]
 
     # Speed and latency: all servers beside each other.
 

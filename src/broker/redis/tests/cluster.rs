@@ -305,7 +305,7 @@ async fn a_write_is_confirmed_when_every_connected_replica_has_it() {
     replicas[1].pause(true);
     let publish = async |text: &str| rig.append(vec![EncodedMessage::encode(text.as_bytes(), [], "")], Vec::new()).await;
     let refused = publish("b").await.unwrap_err();
-    assert!(matches!(&refused, BrokerError::Unavailable(text) if text.contains("1 of 2 replicas")), "{refused}");
+    assert!(matches!(&refused, BrokerError::Unavailable(text) if text.contains("of 2 replicas have")), "{refused}");
     replicas[1].pause(false);
     eventually("the replica has caught up", async || publish("c").await.is_ok()).await;
     // One that has left is done without, after a while.
