@@ -40,6 +40,11 @@ fn once(s: &mut Subscription) {
     s.enable_exactly_once_delivery = true;
 }
 
+fn once_in_order(s: &mut Subscription) {
+    once(s);
+    s.enable_message_ordering = true;
+}
+
 /// Checks the documented form of a failure and answers the failed ids with their failures.
 fn failures(failure: &Failure) -> BTreeMap<String, String> {
     assert_eq!(failure.code, Code::FailedPrecondition, "{failure:?}");
@@ -190,12 +195,7 @@ async fn an_ack_out_of_order_is_no_permanent_failure(backend: Backend) {
     let fixture = Fixture::start(backend).await;
     use crate::fixture::message::Build;
     for api in fixture.apis().await {
-        let (topic, subscription) = api
-            .pair_with(|s| {
-                once(s);
-                s.enable_message_ordering = true;
-            })
-            .await;
+        let (topic, subscription) = api.pair_with(once_in_order).await;
         api.publish(&topic, ["m1", "m2"].map(|m| message(m).key("k"))).await;
         let received = api.pull(&subscription, 2).await;
         assert_eq!(texts(&received), ["m1", "m2"]);
@@ -214,12 +214,7 @@ async fn an_earlier_id_stays_invalid_once_the_message_is_acked(backend: Backend)
     let fixture = Fixture::start(backend).await;
     use crate::fixture::message::Build;
     for api in fixture.apis().await {
-        let (topic, subscription) = api
-            .pair_with(|s| {
-                once(s);
-                s.enable_message_ordering = true;
-            })
-            .await;
+        let (topic, subscription) = api.pair_with(once_in_order).await;
         api.publish(&topic, ["m1", "m2"].map(|m| message(m).key("k"))).await;
         let first = api.pull(&subscription, 2).await;
         api.nack(&subscription, &first[..1]).await;

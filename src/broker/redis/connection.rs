@@ -15,7 +15,8 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd, from_redis_value_ref,
+    AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, Value, aio::MultiplexedConnection, cmd,
+    from_redis_value_ref,
 };
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -485,6 +486,16 @@ impl Shards {
         Ok(Live { connection, generation, server, run: run.into() })
     }
 
+    /// One question over a connection of its own, which is not waited for long.
+    async fn ask<T: FromRedisValue>(&self, client: Client, server: &Endpoint, question: &Cmd) -> Result<T, BrokerError> {
+        let unavailable = |e: RedisError| BrokerError::Unavailable(format!("{server}: {e}"));
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout()))
+            .set_response_timeout(Some(self.connect_timeout()));
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(unavailable)?;
+        question.query_async(&mut connection).await.map_err(unavailable)
+    }
+
     /// A client for a connection of one's own, to whichever server can be reached.
     ///
     /// # Errors
@@ -599,18 +610,9 @@ impl Shards {
         let mut trouble = BrokerError::Unavailable("no server of the cluster answers".into());
         for endpoint in known {
             let asked = async {
-                let client = self.address.client(&endpoint)?;
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(self.connect_timeout()))
-                    .set_response_timeout(Some(self.connect_timeout()));
-                let mut connection = client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-                    .map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))?;
-                let answer = connection
-                    .send_packed_command(cmd("CLUSTER").arg("SLOTS"))
-                    .await
-                    .map_err(|e| BrokerError::Unavailable(format!("{endpoint}: {e}")))?;
+                let mut question = cmd("CLUSTER");
+                question.arg("SLOTS");
+                let answer: Value = self.ask(self.address.client(&endpoint)?, &endpoint, &question).await?;
                 read_slots(&answer, &endpoint)
             };
             match asked.await {

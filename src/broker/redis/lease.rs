@@ -193,12 +193,13 @@ impl Engine {
         // Whether exactly-once and ordered; then of how many of the first chunks the payloads are given along.
         from.bytes(2)?;
         let count = usize::from(from.u8()?);
-        let mut values = 0;
-        for first in answer.iter().skip(4).take(count) {
-            values += values_of(&Picked::read(bytes(first)?)?.stored);
-        }
+        let read = |value: &Value| Picked::read(bytes(value)?);
+        let mut picked = answer.iter().skip(4).take(count).map(read).collect::<Result<Vec<_>, _>>()?;
+        let values: usize = picked.iter().map(|p| values_of(&p.stored)).sum();
         let given = Given { count, values: answer.split_off(answer.len().saturating_sub(values)) };
-        let picked = answer.iter().skip(4).map(|v| Picked::read(bytes(v)?)).collect::<Result<Vec<_>, _>>()?;
+        for value in answer.iter().skip(4 + count) {
+            picked.push(read(value)?);
+        }
         if !picked.is_empty() {
             queue.fed(session);
         }

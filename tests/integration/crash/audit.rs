@@ -174,9 +174,8 @@ impl Audit {
         let since = now - fate.last;
         // Without exactly-once, the ack of a delivery that is over counts as well, and may overtake the next on its way.
         let over = rules.ordered || !sure || since >= EARLY;
-        let overtaken = !rules.exactly_once && over && now - fate.acked_at < LEASE;
-        if fate.acked && !overtaken {
-            let fresh = !rules.exactly_once && now - fate.acked_at < LEASE;
+        let fresh = !rules.exactly_once && now - fate.acked_at < LEASE;
+        if fate.acked && !(fresh && over) {
             if fresh { &mut of_lease } else { &mut wrong }.push("came after its confirmed ack".to_owned());
         }
         if fate.held && sure {

@@ -20,20 +20,9 @@ impl Shards {
         let mut trouble = String::from("no sentinel answers");
         for sentinel in &self.address.endpoints {
             let asked = async {
-                let client = self.address.sentinel(sentinel)?;
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(self.connect_timeout()))
-                    .set_response_timeout(Some(self.connect_timeout()));
-                let mut connection = client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
-                let found: Option<(String, u16)> = cmd("SENTINEL")
-                    .arg("GET-MASTER-ADDR-BY-NAME")
-                    .arg(master)
-                    .query_async(&mut connection)
-                    .await
-                    .map_err(|e| BrokerError::Unavailable(format!("{sentinel}: {e}")))?;
+                let mut question = cmd("SENTINEL");
+                question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+                let found: Option<(String, u16)> = self.ask(self.address.sentinel(sentinel)?, sentinel, &question).await?;
                 found
                     .map(|(host, port)| Endpoint { host, port })
                     .ok_or_else(|| BrokerError::Unavailable(format!("{sentinel} knows no master '{master}'")))

@@ -33,8 +33,7 @@ local function enqueue(q, e)
     q.total = q.total + e.bytes
     q.stored = q.stored + e.n
     if e.ms < q.floor then
-        redis.call('HSET', q.key .. ':gm', c, '*')
-        q.masked = max(q.masked, c)
+        put_mask(q, ':gm', c, '*')
     else
         q.unacked = q.unacked + e.n
         q.bytes = q.bytes + e.bytes

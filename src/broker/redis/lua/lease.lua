@@ -354,8 +354,7 @@ local function close_part(q, pick, c, answer)
         end
     end
     answer[#answer + 1] = struct.pack('<I8c8I2I8I8I1I4I4I2', c, chunk.payload, chunk.n, chunk.ms, chunk.id,
-        chunk.flags + (part.runs and PICKED or 0), from, to,
-        #part.redelivered) .. pack_set(set) .. part.redelivered
+        chunk.flags + (part.runs and PICKED or 0), from, to, #part.redelivered) .. pack_set(set) .. part.redelivered
 end
 
 -- Adds what a node reads of a chunk to the answer: the payload, or of its tables and data what the leased messages take.
@@ -381,8 +380,8 @@ local function add_payload(q, part, answer)
     local gaps = chunk.flags % 2 == 1 and redis.call('GETRANGE', name, head + set.lo * 2, head + set.hi * 2 + 1)
     if gaps then head = head + chunk.n * 2 end
     answer[at + 1] = ends
-    answer[at + 2] = gaps or redis.call('GETRANGE', name, head + part.from, head + part.to - 1)
-    if gaps then answer[at + 3] = redis.call('GETRANGE', name, head + part.from, head + part.to - 1) end
+    if gaps then answer[at + 2] = gaps end
+    answer[#answer + 1] = redis.call('GETRANGE', name, head + part.from, head + part.to - 1)
     return true
 end
 
@@ -415,8 +414,8 @@ local function lease(keys, args)
     flush_lists(q)
     local answer = { '', '', '', '' }
     local others = tonumber(args[7])
-    local pick = { session = args[2], max_bytes = tonumber(args[4]), deadline = q.now + tonumber(args[5]), bytes = 0, count = 0, parked = 0, takers = 1,
-        parts = {}, order = {} }
+    local pick = { session = args[2], max_bytes = tonumber(args[4]), deadline = q.now + tonumber(args[5]), bytes = 0, count = 0,
+        parked = 0, takers = 1, parts = {}, order = {} }
     pick.left = q.detached and 0 or min(tonumber(args[3]), max(tonumber(args[6]) - q.out, 0))
     if pick.left > 1 then pick.takers = others + q.waiting + 1 end
     -- Others get their share. Of a key's line they get nothing, so that keys are shared out, not their messages.

@@ -301,6 +301,13 @@ local function flush_lists(q)
     end
 end
 
+-- Notes that messages of entry `c` count as acknowledged: '*' for all, or a packed set; in `:gm` for good, in `:mk` until a
+-- seek.
+local function put_mask(q, name, c, text)
+    redis.call('HSET', q.key .. name, c, text)
+    q.masked = max(q.masked, c)
+end
+
 -- A finished chunk leaves the index unless its messages are kept for seeking.
 local function forget_entries(q, list)
     local ids, payloads = {}, {}
@@ -324,8 +331,7 @@ local function flush_chunks(q)
                 gone[#gone + 1] = name
                 if not q.retain then
                     if c < q.pinned then
-                        redis.call('HSET', q.key .. ':gm', c, '*')
-                        q.masked = max(q.masked, c)
+                        put_mask(q, ':gm', c, '*')
                     else
                         finished[#finished + 1] = { c = c, payload = chunk.payload, n = chunk.n }
                     end

@@ -98,8 +98,7 @@ local function trim_entries(q, from)
         last = e.c
         if not get_chunk(q, e.c) then
             if e.c < q.pinned then
-                redis.call('HSET', q.key .. ':gm', e.c, '*')
-                q.masked = max(q.masked, e.c)
+                put_mask(q, ':gm', e.c, '*')
             else
                 forget_entry(q, e)
             end
@@ -133,8 +132,7 @@ local function seek_time(keys, args)
             local _, gone = whole, whole
             if set then _, gone = split(whole, set) end
             if gone then
-                redis.call('HSET', q.key .. ':gm', c, pack_set(gone))
-                q.masked = max(q.masked, c)
+                put_mask(q, ':gm', c, pack_set(gone))
             end
         end
     end

@@ -11,13 +11,13 @@ local function read_group(text)
     return c, number, attempt, (unpack_set(text, at))
 end
 
--- Takes what is live of `set` out of the chunk's leases of this number. Calls `done` with each lease and part; answers the
--- part of the set that was not live.
+-- Takes what is live of `set` out of the chunk's leases of this number, or of any without one. Calls `done` with each lease
+-- and part; answers the part of the set that was not live.
 local function take(q, c, chunk, number, set, done)
     local kept = {}
     for _, lease in ipairs(chunk.leases) do
         local rest = lease.set
-        if set and lease.lease == number then
+        if set and (not number or lease.lease == number) then
             local part
             part, rest = split(lease.set, set)
             if part then
@@ -54,34 +54,21 @@ local function is_parked(q, c, chunk, index)
     return k and redis.call('ZSCORE', q.key .. ':kl:' .. hex(k), struct.pack(PLACE, c, index)) ~= false
 end
 
--- Takes a message out of whichever lease it is under.
-local function end_any_lease(q, c, chunk, index)
-    local one = { lo = index, hi = index, count = 1 }
-    local kept, found = {}, false
-    for _, lease in ipairs(chunk.leases) do
-        local part, rest = split(lease.set, one)
-        if part then
-            found = true
-            end_lease(q, c, lease, part)
-            keys_settled(q, c, chunk, part)
-        end
-        if rest then
-            lease.set = rest
-            kept[#kept + 1] = lease
-        end
-    end
-    chunk.leases = kept
-    return found
-end
-
 -- Removes a message that is not under the lease of the token that acknowledges it.
 local function remove_elsewhere(q, c, chunk, index)
     local retry = live_retry(q, c + index)
     if retry and retry.place ~= 'L' then
         withdraw(q, chunk, c, index, retry)
-    elseif not end_any_lease(q, c, chunk, index) then
-        if retry or not is_parked(q, c, chunk, index) then return end
-        leave_line(q, key_of(q, chunk, index), c, index)
+    else
+        local one = { lo = index, hi = index, count = 1 }
+        local elsewhere = take(q, c, chunk, nil, one, function(lease, part)
+            end_lease(q, c, lease, part)
+            keys_settled(q, c, chunk, part)
+        end)
+        if elsewhere then
+            if retry or not is_parked(q, c, chunk, index) then return end
+            leave_line(q, key_of(q, chunk, index), c, index)
+        end
     end
     if retry then forget_retry(q, c + index) end
     drop(q, chunk, 1)
@@ -103,10 +90,9 @@ local function remove_fresh(q, c, chunk, set)
     end
     if not set then return end
     drop(q, chunk or { unacked = unmasked(e, mask), n = e.n, bytes = e.bytes }, size_of(set))
-    local name = q.key .. (q.retain and ':mk' or ':gm')
-    local before = redis.call('HGET', name, c)
-    redis.call('HSET', name, c, pack_set(before and join(read_mask(before), set) or set))
-    q.masked = max(q.masked, c)
+    local name = q.retain and ':mk' or ':gm'
+    local before = redis.call('HGET', q.key .. name, c)
+    put_mask(q, name, c, pack_set(before and join(read_mask(before), set) or set))
 end
 
 -- Whether a message that is not under the token's lease is still there: waiting, under another lease, or fresh.
